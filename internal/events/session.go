@@ -1,0 +1,58 @@
+package events
+
+// Session is the header of a file: who looked, with what, at what.
+type Session struct {
+	Schema     string    `json:"schema" jsonschema_description:"Version of this format."`
+	Version    string    `json:"version" jsonschema_description:"Version of sockwatch."`
+	Commit     string    `json:"commit" jsonschema_description:"Commit it was built from."`
+	Command    []string  `json:"command" jsonschema_description:"Its arguments."`
+	PID        int       `json:"pid"`
+	Kernel     string    `json:"kernel" jsonschema_description:"uname -r"`
+	Machine    string    `json:"machine" jsonschema_description:"uname -m"`
+	Hostname   string    `json:"hostname"`
+	BootID     string    `json:"boot_id" jsonschema_description:"/proc/sys/kernel/random/boot_id: mono_ns of two files can be compared if it is the same."`
+	BTF        string    `json:"btf_sha256" jsonschema_description:"SHA-256 of /sys/kernel/btf/vmlinux."`
+	HZ         uint32    `json:"hz" jsonschema_description:"Ticks a second of the kernel's timers."`
+	Lockdown   string    `json:"lockdown" jsonschema_description:"none, integrity, confidentiality, or unknown."`
+	Programs   []Program `json:"programs"`
+	BlindSpots []string  `json:"blind_spots" jsonschema_description:"What this kernel cannot show."`
+	Targets    []string  `json:"targets" jsonschema_description:"As given."`
+	ArrivalMs  uint64    `json:"arrival_threshold_ms" jsonschema_description:"Silence after which received data is an arrival."`
+	RingBytes  uint64    `json:"ring_bytes"`
+}
+
+// Program is one BPF program and how it is attached.
+type Program struct {
+	Name   string `json:"name"`
+	Hook   string `json:"hook" jsonschema_description:"Where it runs."`
+	Method string `json:"method" jsonschema_description:"tp_btf, netfilter, packet or none."`
+	Detail string `json:"detail,omitempty" jsonschema_description:"Why it is not attached, or what is lost."`
+}
+
+// Summary is the footer of a file. A file without one was cut short.
+type Summary struct {
+	Reason     string            `json:"reason" jsonschema_description:"What ended the session."`
+	DurationNS uint64            `json:"duration_ns"`
+	Lines      uint64            `json:"lines" jsonschema_description:"Lines in the file, this one included."`
+	Events     map[string]uint64 `json:"events" jsonschema_description:"Lines by type, this one included."`
+	Kernel     Counts            `json:"kernel"`
+	Namespaces []NamespaceCounts `json:"namespaces"`
+	BlindSpots []string          `json:"blind_spots"`
+}
+
+// Counts compares what the programs produced with what was read.
+// Emitted = Read + Lost, or the difference is in Unaccounted.
+type Counts struct {
+	Produced    uint64            `json:"produced" jsonschema_description:"Records the programs wanted to write."`
+	Lost        uint64            `json:"lost" jsonschema_description:"Of these, the ones the ring buffer had no room for."`
+	Read        uint64            `json:"read" jsonschema_description:"Records read from the ring buffer."`
+	Unaccounted int64             `json:"unaccounted" jsonschema_description:"produced - lost - read; anything but 0 is a defect."`
+	Foreign     uint64            `json:"foreign" jsonschema_description:"Records read that belonged to no watched namespace (an inode reused)."`
+	ByProgram   map[string]uint64 `json:"by_program" jsonschema_description:"produced, per program."`
+}
+
+// NamespaceCounts are the events of one generation of a target.
+type NamespaceCounts struct {
+	Netns  Netns             `json:"netns"`
+	Events map[string]uint64 `json:"events"`
+}
