@@ -49,3 +49,5 @@ require (
 	kernel.org/pub/linux/libs/security/libcap/cap v1.2.78 // indirect
 	kernel.org/pub/linux/libs/security/libcap/psx v1.2.78 // indirect
 )
+
+tool github.com/cilium/ebpf/cmd/bpf2go

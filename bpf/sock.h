@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * What the programs share: the maps, the filter, reserve-or-count, and the
+ * readers that fill a record from a socket. Every read is a direct load
+ * through BTF: bpf_probe_read_kernel is refused on a kernel locked down for
+ * confidentiality, loads are not.
+ */
+#ifndef SOCKWATCH_SOCK_H
+#define SOCKWATCH_SOCK_H
+
+#include "vmlinux.h"
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+#include "record.h"
+
+/* What this kernel has; set by the loader, constant to the verifier. */
+const volatile bool have_socket_cookie = true; /* bpf_get_socket_cookie in tracing, 5.12 */
+const volatile bool have_task_btf = true;      /* bpf_get_current_task_btf, 5.11 */
+const volatile bool have_rdonly_cast = true;   /* bpf_rdonly_cast, 6.2 */
+
+extern void *bpf_rdonly_cast(const void *obj, __u32 btf_id) __ksym __weak;
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 8 << 20);
+	__type(value, struct record);
+} events SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, PROG_MAX);
+	__type(key, __u32);
+	__type(value, struct counts);
+} counters SEC(".maps");
+
+/*
+ * Watched namespaces: a bit per inode number modulo the map's size, so that
+ * the unwatched rest is turned away by one load, and the inode numbers
+ * themselves behind it.
+ */
+#define WATCHED_BITS (1 << 16)
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, WATCHED_BITS / 64);
+	__type(key, __u32);
+	__type(value, __u64);
+} watched_bits SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__type(key, __u32);
+	__type(value, __u32);
+} watched SEC(".maps");
+
+/* What is kept about a socket between hooks, by the address of its struct. */
+struct note {
+	__u64 cookie; /* tells a socket from an earlier one at the same address */
+	__u32 pid;
+	__u8 via;
+	__u8 run; /* a retransmission is out that nothing has acknowledged */
+	__u8 pad[2];
+	__u8 comm[16];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, __u64);
+	__type(value, struct note);
+} notes SEC(".maps");
+
+static __always_inline bool watches(__u32 inode)
+{
+	__u32 word = (inode % WATCHED_BITS) / 64;
+	__u64 *bits = bpf_map_lookup_elem(&watched_bits, &word);
+
+	if (!bits || !(*bits & (1ULL << (inode % 64))))
+		return false;
+	return bpf_map_lookup_elem(&watched, &inode) != NULL;
+}
+
+static __always_inline struct record *reserve(__u32 program, __u8 kind)
+{
+	struct counts *c = bpf_map_lookup_elem(&counters, &program);
+	struct record *r;
+
+	if (!c)
+		return NULL;
+	__sync_fetch_and_add(&c->produced, 1);
+	r = bpf_ringbuf_reserve(&events, sizeof(*r), 0);
+	if (!r) {
+		__sync_fetch_and_add(&c->lost, 1);
+		return NULL;
+	}
+	__builtin_memset(r, 0, sizeof(*r));
+	r->mono_ns = bpf_ktime_get_ns();
+	r->jiffies = bpf_jiffies64();
+	r->cpu = bpf_get_smp_processor_id();
+	r->program = program;
+	r->kind = kind;
+	return r;
+}
+
+static __always_inline void submit(struct record *r)
+{
+	bpf_ringbuf_submit(r, 0);
+}
+
+static __always_inline void fill_net(struct record *r, const struct net *net)
+{
+	r->netns_inode = net->ns.inum;
+	if (bpf_core_field_exists(net->net_cookie))
+		r->net_cookie = net->net_cookie;
+}
+
+/* Addresses and ports as far as struct sock_common knows them. */
+static __always_inline void fill_tuple(struct record *r, const struct sock_common *skc)
+{
+	r->family = skc->skc_family;
+	r->state = skc->skc_state;
+	r->remote_port = bpf_ntohs(skc->skc_dport);
+	r->local_port = skc->skc_num;
+	if (r->family == AF_INET6) {
+		*(struct in6_addr *)r->local_addr = skc->skc_v6_rcv_saddr;
+		*(struct in6_addr *)r->remote_addr = skc->skc_v6_daddr;
+	} else {
+		*(__u16 *)(r->local_addr + 10) = 0xffff;
+		*(__u16 *)(r->remote_addr + 10) = 0xffff;
+		*(__u32 *)(r->local_addr + 12) = skc->skc_rcv_saddr;
+		*(__u32 *)(r->remote_addr + 12) = skc->skc_daddr;
+	}
+}
+
+static __always_inline __u64 retransmit_timer(const struct sock *sk, const struct tcp_sock *tp)
+{
+	const struct inet_connection_sock___timeout *old = (void *)&tp->inet_conn;
+	const struct sock___timer *moved = (void *)sk;
+
+	if (bpf_core_field_exists(moved->tcp_retransmit_timer))
+		return moved->tcp_retransmit_timer.expires;
+	if (bpf_core_field_exists(old->icsk_timeout))
+		return old->icsk_timeout;
+	return tp->inet_conn.icsk_retransmit_timer.expires;
+}
+
+static __always_inline void fill_tcp(struct record *r, const struct sock *sk,
+				     const struct tcp_sock *tp)
+{
+	const struct inet_connection_sock *icsk = &tp->inet_conn;
+	unsigned long flags = sk->__sk_common.skc_flags;
+
+	r->flags |= FLAG_FULL_SOCK;
+	if (flags & (1UL << bpf_core_enum_value(enum sock_flags, SOCK_DEAD)))
+		r->flags |= FLAG_DEAD;
+	if (flags & (1UL << bpf_core_enum_value(enum sock_flags, SOCK_KEEPOPEN)))
+		r->flags |= FLAG_KEEPOPEN;
+	if (flags & (1UL << bpf_core_enum_value(enum sock_flags, SOCK_LINGER)))
+		r->flags |= FLAG_LINGER;
+	if (bpf_core_field_exists(tp->is_mptcp) && tp->is_mptcp)
+		r->flags |= FLAG_MPTCP;
+	r->linger_jiffies = sk->sk_lingertime;
+	r->sk_err = sk->sk_err;
+
+	/* inet_sport outlives skc_num, which is cleared with the port's binding. */
+	if (!r->local_port)
+		r->local_port = bpf_ntohs(icsk->icsk_inet.inet_sport);
+
+	r->snd_una = tp->snd_una;
+	r->snd_nxt = tp->snd_nxt;
+	r->write_seq = tp->write_seq;
+	r->rcv_nxt = tp->rcv_nxt;
+	r->copied_seq = tp->copied_seq;
+	r->bytes_acked = tp->bytes_acked;
+	r->bytes_received = tp->bytes_received;
+	r->rto = icsk->icsk_rto;
+	r->srtt_us = tp->srtt_us >> 3;
+	r->rttvar_us = tp->rttvar_us >> 2;
+	r->rtt_min_us = tp->rtt_min.s[0].v;
+	r->snd_cwnd = tp->snd_cwnd;
+	r->ssthresh = tp->snd_ssthresh;
+	r->snd_wnd = tp->snd_wnd;
+	r->rcv_wnd = tp->rcv_wnd;
+	r->packets_out = tp->packets_out;
+	r->retrans_out = tp->retrans_out;
+	r->lost_out = tp->lost_out;
+	r->sacked_out = tp->sacked_out;
+	r->total_retrans = tp->total_retrans;
+	r->high_seq = tp->high_seq;
+	r->tlp_high_seq = tp->tlp_high_seq;
+	r->undo_marker = tp->undo_marker;
+	r->rcv_tstamp = tp->rcv_tstamp;
+	r->lrcvtime = icsk->icsk_ack.lrcvtime;
+	r->user_timeout_ms = icsk->icsk_user_timeout;
+	r->keepalive_time = tp->keepalive_time;
+	r->keepalive_intvl = tp->keepalive_intvl;
+	r->keepalive_probes = tp->keepalive_probes;
+	r->ca_state = BPF_CORE_READ_BITFIELD(icsk, icsk_ca_state);
+	r->retransmits = icsk->icsk_retransmits;
+	r->backoff = icsk->icsk_backoff;
+	r->probes_out = icsk->icsk_probes_out;
+	r->pending = icsk->icsk_pending;
+	r->syn_retries = icsk->icsk_syn_retries;
+	r->timer_expires = retransmit_timer(sk, tp);
+}
+
+static __always_inline void fill_identity(struct record *r, const struct sock *sk)
+{
+	struct socket *socket = sk->sk_socket;
+
+	r->sock_addr = (__u64)sk;
+	r->sock_cookie = sk->__sk_common.skc_cookie.counter;
+	if (socket && socket->file)
+		r->sock_inode = socket->file->f_inode->i_ino;
+}
+
+static __always_inline struct note *note_of(const struct sock *sk)
+{
+	__u64 key = (__u64)sk;
+	struct note *n = bpf_map_lookup_elem(&notes, &key);
+
+	/* The address may have belonged to another socket before. */
+	if (n && n->cookie == (__u64)sk->__sk_common.skc_cookie.counter)
+		return n;
+	return NULL;
+}
+
+/*
+ * True when the running task is using this socket: in TCP's own code the
+ * socket's lock is "owned" only while a process holds it, and then that process
+ * is what runs here. Timers and softirqs find it unowned, or step back.
+ */
+static __always_inline bool in_user(const struct sock *sk)
+{
+	if (!sk->sk_lock.owned)
+		return false;
+	if (have_task_btf) {
+		struct task_struct *task = (void *)bpf_get_current_task_btf();
+
+		if (task->flags & PF_KTHREAD)
+			return false;
+	}
+	return true;
+}
+
+static __always_inline void learn(const struct sock *sk, __u8 via, bool replace)
+{
+	__u64 key = (__u64)sk;
+	struct note *old, n = {};
+
+	if (!in_user(sk))
+		return;
+	old = note_of(sk);
+	if (old && old->pid && !replace)
+		return;
+	n.cookie = sk->__sk_common.skc_cookie.counter;
+	n.pid = bpf_get_current_pid_tgid() >> 32;
+	n.via = via;
+	n.run = old ? old->run : 0;
+	bpf_get_current_comm(n.comm, sizeof(n.comm));
+	bpf_map_update_elem(&notes, &key, &n, BPF_ANY);
+}
+
+static __always_inline void fill_owner(struct record *r, const struct sock *sk)
+{
+	struct note *n = note_of(sk);
+
+	if (sk->sk_lock.owned)
+		r->flags |= FLAG_USER;
+	if (!n)
+		return;
+	r->owner_pid = n->pid;
+	r->owner_via = n->via;
+	__builtin_memcpy(r->owner_comm, n->comm, sizeof(r->owner_comm));
+}
+
+/* A full socket, or what there is of it: listeners, requests and time-wait have no tcp_sock. */
+static __always_inline void fill_sock(struct record *r, struct sock *sk)
+{
+	struct tcp_sock *tp;
+
+	if (have_socket_cookie)
+		bpf_get_socket_cookie(sk); /* makes sk_cookie if nobody asked before */
+	fill_net(r, sk->__sk_common.skc_net.net);
+	fill_identity(r, sk);
+	fill_tuple(r, &sk->__sk_common);
+	tp = bpf_skc_to_tcp_sock(sk);
+	if (tp)
+		fill_tcp(r, sk, tp);
+	fill_owner(r, sk);
+}
+
+static __always_inline void fill_segment(struct record *r, const struct sk_buff *skb)
+{
+	const struct tcp_skb_cb *cb = (void *)skb->cb;
+
+	r->seg_seq = cb->seq;
+	r->seg_end_seq = cb->end_seq;
+	r->seg_ack_seq = cb->ack_seq;
+	r->seg_segs = cb->tcp_gso_segs;
+	r->seg_flags = BPF_CORE_READ_BITFIELD(cb, tcp_flags);
+}
+
+#endif
