@@ -84,6 +84,8 @@ int tcp_retransmit_synack(__u64 *ctx)
 	fill_sock(r, sk);
 	fill_tuple(r, &req->__req_common);
 	r->retransmits = req->num_retrans;
+	r->backoff = BPF_CORE_READ_BITFIELD(req, num_timeout);
+	r->rto = bpf_core_field_exists(req->timeout) ? req->timeout : 0;
 	treq = bpf_skc_to_tcp_request_sock(req);
 	if (treq) {
 		r->seg_seq = treq->snt_isn;
@@ -219,7 +221,8 @@ int tcp_send_reset(__u64 *ctx)
 	if (skb) {
 		fill_segment(r, skb);
 		r->seg_segs = 1;
-		if (!sk) {
+		/* A listener answers for a connection that it does not have. */
+		if (!sk || sk->__sk_common.skc_state == TCP_LISTEN) {
 			r->flags |= FLAG_NO_SOCK;
 			fill_addresses(r, skb, true);
 		}

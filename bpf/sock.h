@@ -207,14 +207,14 @@ static __always_inline void fill_tcp(struct record *r, const struct sock *sk,
 	r->timer_expires = retransmit_timer(sk, tp);
 }
 
-static __always_inline void fill_identity(struct record *r, const struct sock *sk)
+/* The inode that /proc/PID/fd shows; 0 when no file holds the socket. */
+static __always_inline __u64 inode_of(const struct sock *sk)
 {
 	struct socket *socket = sk->sk_socket;
 
-	r->sock_addr = (__u64)sk;
-	r->sock_cookie = sk->__sk_common.skc_cookie.counter;
-	if (socket && socket->file)
-		r->sock_inode = socket->file->f_inode->i_ino;
+	if (!socket || !socket->file)
+		return 0;
+	return socket->file->f_inode->i_ino;
 }
 
 static __always_inline struct note *note_of(const struct sock *sk)
@@ -277,7 +277,7 @@ static __always_inline void fill_owner(struct record *r, const struct sock *sk)
 	__builtin_memcpy(r->owner_comm, n->comm, sizeof(r->owner_comm));
 }
 
-/* A full socket, or what there is of it: listeners, requests and time-wait have no tcp_sock. */
+/* What there is of a socket: requests and time-wait are only a sock_common. */
 static __always_inline void fill_sock(struct record *r, struct sock *sk)
 {
 	struct tcp_sock *tp;
@@ -285,12 +285,16 @@ static __always_inline void fill_sock(struct record *r, struct sock *sk)
 	if (have_socket_cookie)
 		bpf_get_socket_cookie(sk); /* makes sk_cookie if nobody asked before */
 	fill_net(r, sk->__sk_common.skc_net.net);
-	fill_identity(r, sk);
 	fill_tuple(r, &sk->__sk_common);
+	r->sock_addr = (__u64)sk;
+	r->sock_cookie = sk->__sk_common.skc_cookie.counter;
+	if (r->state == TCP_TIME_WAIT || r->state == TCP_NEW_SYN_RECV)
+		return;
+	r->sock_inode = inode_of(sk);
+	fill_owner(r, sk);
 	tp = bpf_skc_to_tcp_sock(sk);
 	if (tp)
 		fill_tcp(r, sk, tp);
-	fill_owner(r, sk);
 }
 
 static __always_inline void fill_segment(struct record *r, const struct sk_buff *skb)

@@ -203,6 +203,8 @@ struct tcp_sock {
 struct request_sock {
 	struct sock_common __req_common;
 	__u8 num_retrans;
+	__u8 num_timeout : 7;
+	__u32 timeout;
 };
 
 struct inet_request_sock {

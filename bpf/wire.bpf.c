@@ -74,8 +74,10 @@ int wire_netfilter(struct bpf_nf_ctx *ctx)
 		return 1;
 	fill_net(r, state->net);
 	if (tp) {
-		fill_identity(r, sk);
 		fill_tuple(r, &sk->__sk_common);
+		r->sock_addr = (__u64)sk;
+		r->sock_cookie = sk->__sk_common.skc_cookie.counter;
+		r->sock_inode = inode_of(sk);
 		fill_tcp(r, sk, tp);
 		fill_owner(r, sk);
 	} else {

@@ -209,6 +209,7 @@ type Recovered struct {
 	Retransmits uint32 `json:"retransmits" jsonschema_description:"Retransmissions in the run."`
 	Answered    uint32 `json:"answered" jsonschema_description:"Which of them was answered: the last one sent at least the minimum round trip before this acknowledgement; 0: not known."`
 	SinceLastUs uint64 `json:"since_last_us" jsonschema_description:"Microseconds from the last retransmission to this acknowledgement."`
+	Exact       bool   `json:"exact" jsonschema_description:"False: the acknowledgement itself was not seen, it came at some time before this event; times are upper bounds."`
 	Ack         uint32 `json:"ack" jsonschema_description:"Acknowledgement number."`
 	AckedBytes  uint32 `json:"acked_bytes" jsonschema_description:"ack - snd_una."`
 }

@@ -1,0 +1,630 @@
+package events
+
+import (
+	"github.com/sockwatch/sockwatch/bpf"
+)
+
+// Defaults are the settings of a namespace that sockets fall back to
+// (net.ipv4.tcp_*).
+type Defaults struct {
+	KeepaliveTimeMs   uint64
+	KeepaliveIntvlMs  uint64
+	KeepaliveProbes   uint32
+	SynLinearTimeouts uint32
+	RTOMaxMs          int64
+}
+
+// Config is what a Tracker must know about the kernel.
+type Config struct {
+	HZ           uint32                // ticks a second
+	WallTime     func(uint64) WallTime // CLOCK_MONOTONIC to wall time
+	ResetReasons map[int32]string      // enum sk_rst_reason, without its prefix
+	EdgeSeen     bool                  // RST segments are seen at the namespace's edge
+	Emit         func(*Event) error    // takes each event; it must not keep it
+}
+
+// A Tracker turns records into events. It keeps, per socket, what a single
+// record cannot say. It is not safe for concurrent use.
+type Tracker struct {
+	cfg        Config
+	namespaces map[uint32]*namespace // by inode
+	socks      map[uint64]*sock      // by address of the struct sock
+	listeners  map[listenKey]*sock
+	owners     map[uint64]Owner // by socket inode, from /proc
+
+	// A RST passes both a tracepoint and the namespace's edge. Whichever
+	// comes first waits here for the other.
+	held   map[tuple]*heldReset // seen at the edge
+	expect map[tuple]uint64     // seen by tcp_send_reset, to be passed over at the edge; value: until when
+
+	lone    sock // stands in for the socket a RST does not have
+	foreign uint64
+
+	ev  Event // reused for every event
+	buf struct {
+		owner      Owner
+		sockID     Sock
+		cpu        int
+		tcp        TCP
+		segment    Segment
+		trigger    Segment
+		retransmit Retransmit
+		probe      Probe
+		state      State
+		reset      Reset
+		abort      Abort
+		recovered  Recovered
+		arrival    Arrival
+		err        Error
+		inventory  Inventory
+	}
+}
+
+type namespace struct {
+	netns    Netns
+	defaults Defaults
+	socks    uint64
+}
+
+type listenKey struct {
+	ns   uint32
+	port uint16
+}
+
+// tuple identifies a connection on the wire.
+type tuple struct {
+	ns            uint32
+	local, remote [16]uint8
+	lport, rport  uint16
+}
+
+func tupleOf(r *bpf.Record) tuple {
+	return tuple{ns: r.NetnsInode, local: r.LocalAddr, remote: r.RemoteAddr, lport: r.LocalPort, rport: r.RemotePort}
+}
+
+type sock struct {
+	ns     *namespace
+	id     Sock
+	tuple  tuple
+	owner  Owner
+	raw    [16]uint8 // owner's comm as the kernel has it
+	listen bool
+	closed bool
+	past   history
+	run    run
+	probe  struct {
+		number uint32
+		seq    uint32
+		rcvNxt uint32
+		zero   bool
+	}
+}
+
+// run is a run of retransmissions: it lasts until the peer acknowledges
+// something new.
+type run struct {
+	active  bool
+	count   uint32
+	una     uint32 // snd_una when it began
+	firstNS uint64
+	times   [8]uint64 // of the last retransmissions, by count modulo 8
+}
+
+func (r *run) reset() { *r = run{} }
+
+type heldReset struct {
+	rec   bpf.Record
+	until uint64
+}
+
+// resetWindow is how long one sighting of a RST waits for the other. They are
+// microseconds apart, unless a process holds the socket's lock.
+const resetWindow = 200_000_000
+
+// NewTracker returns a Tracker that knows no namespace.
+func NewTracker(cfg Config) *Tracker {
+	return &Tracker{
+		cfg:        cfg,
+		namespaces: make(map[uint32]*namespace),
+		socks:      make(map[uint64]*sock),
+		listeners:  make(map[listenKey]*sock),
+		owners:     make(map[uint64]Owner),
+		held:       make(map[tuple]*heldReset),
+		expect:     make(map[tuple]uint64),
+	}
+}
+
+// AddNamespace tells the tracker about a namespace, before its first record.
+func (t *Tracker) AddNamespace(ns Netns, d Defaults) {
+	if d.RTOMaxMs == 0 {
+		d.RTOMaxMs = 120_000
+	}
+	t.namespaces[ns.Inode] = &namespace{netns: ns, defaults: d}
+}
+
+// RemoveNamespace forgets a namespace and its sockets, and says how many
+// sockets were still known.
+func (t *Tracker) RemoveNamespace(inode uint32) (sockets uint64) {
+	ns := t.namespaces[inode]
+	if ns == nil {
+		return 0
+	}
+	for addr, s := range t.socks {
+		if s.ns == ns {
+			t.forget(addr, s)
+			sockets++
+		}
+	}
+	delete(t.namespaces, inode)
+	return sockets
+}
+
+// AddOwners names the owners of sockets by their inode, for those born before
+// the trace. Sockets that are known already get theirs at once.
+func (t *Tracker) AddOwners(owners map[uint64]Owner) { t.owners = owners }
+
+// Foreign is the number of records that belonged to no known namespace.
+func (t *Tracker) Foreign() uint64 { return t.foreign }
+
+// Sockets is the number of sockets known now.
+func (t *Tracker) Sockets() int { return len(t.socks) }
+
+// Track takes one record and emits the events that it completes.
+func (t *Tracker) Track(r *bpf.Record) error {
+	ns := t.namespaces[r.NetnsInode]
+	if ns == nil || (r.NetCookie != 0 && ns.netns.Cookie != 0 && r.NetCookie != ns.netns.Cookie) {
+		t.foreign++
+		return nil
+	}
+	switch r.Kind {
+	case bpf.KindWire:
+		return t.wire(ns, r)
+	case bpf.KindSynAck:
+		return t.synAck(ns, r)
+	case bpf.KindResetSent:
+		return t.resetSent(ns, r)
+	case bpf.KindResetReceived:
+		return t.resetReceived(ns, r)
+	}
+	s := t.sock(ns, r)
+	switch r.Kind {
+	case bpf.KindRetransmit:
+		return t.retransmit(s, r)
+	case bpf.KindState:
+		return t.state(s, r)
+	case bpf.KindReceive:
+		return t.receive(s, r)
+	case bpf.KindError:
+		t.begin(TypeError, r, s)
+		t.buf.err = Error{Errno: r.SkErr, Name: errnoName(r.SkErr)}
+		t.ev.Error = &t.buf.err
+		return t.emit()
+	case bpf.KindInventory:
+		return t.inventory(s, r)
+	case bpf.KindDestroy:
+		t.forget(r.SockAddr, s)
+	}
+	return nil
+}
+
+// Tick lets what has waited long enough go: a RST at the edge that no socket
+// took. now is CLOCK_MONOTONIC.
+func (t *Tracker) Tick(now uint64) error {
+	for key, until := range t.expect {
+		if now > until {
+			delete(t.expect, key)
+		}
+	}
+	for key, h := range t.held {
+		if now <= h.until {
+			continue
+		}
+		delete(t.held, key)
+		if err := t.loneReset(&h.rec); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Finish lets everything that waits go.
+func (t *Tracker) Finish() error { return t.Tick(1<<64 - 1) }
+
+// sock finds the socket of a record and brings what is known of it up to date.
+func (t *Tracker) sock(ns *namespace, r *bpf.Record) *sock {
+	s := t.socks[r.SockAddr]
+	if s != nil && (s.ns != ns || (s.id.Cookie != 0 && r.SockCookie != 0 && s.id.Cookie != r.SockCookie)) {
+		t.forget(r.SockAddr, s) // another socket had this address; its end was lost
+		s = nil
+	}
+	if s == nil {
+		s = &sock{ns: ns}
+		s.id.Family = familyName(r.Family)
+		t.socks[r.SockAddr] = s
+	}
+	if r.SockCookie != 0 {
+		s.id.Cookie = r.SockCookie
+	}
+	s.id.MPTCP = r.Flags&bpf.FlagMPTCP != 0
+	// The kernel clears ports and addresses when a socket closes: keep the last that were set.
+	if r.RemotePort != 0 || !s.id.Remote.IsValid() {
+		s.id.Remote = addrPort(r.RemoteAddr, r.RemotePort)
+		s.tuple.remote, s.tuple.rport = r.RemoteAddr, r.RemotePort
+	}
+	if r.LocalPort != 0 || !s.id.Local.IsValid() {
+		s.id.Local = addrPort(r.LocalAddr, r.LocalPort)
+		s.tuple.local, s.tuple.lport = r.LocalAddr, r.LocalPort
+	}
+	s.tuple.ns = r.NetnsInode
+	t.own(s, r)
+	return s
+}
+
+func (t *Tracker) own(s *sock, r *bpf.Record) {
+	switch {
+	case r.OwnerPid != 0:
+		if s.owner.PID != r.OwnerPid || s.raw != r.OwnerComm {
+			s.raw = r.OwnerComm
+			s.owner = Owner{PID: r.OwnerPid, Comm: cString(r.OwnerComm[:]), Via: viaName(r.OwnerVia)}
+		}
+	case s.owner.PID != 0:
+	case r.SockInode != 0 && len(t.owners) > 0:
+		s.owner = t.owners[r.SockInode]
+	}
+	if s.owner.PID == 0 && !s.listen {
+		if l := t.listeners[listenKey{r.NetnsInode, s.tuple.lport}]; l != nil && l.owner.PID != 0 {
+			s.owner = Owner{PID: l.owner.PID, Comm: l.owner.Comm, Via: "listener"}
+		}
+	}
+}
+
+func (t *Tracker) forget(addr uint64, s *sock) {
+	if s.listen {
+		key := listenKey{s.tuple.ns, s.tuple.lport}
+		if t.listeners[key] == s {
+			delete(t.listeners, key)
+		}
+	}
+	delete(t.socks, addr)
+}
+
+// begin starts an event about a socket. The caller adds the part named like
+// the type and emits.
+func (t *Tracker) begin(typ Type, r *bpf.Record, s *sock) {
+	t.ev = Event{Type: typ, MonoNS: r.MonoNs, Time: t.cfg.WallTime(r.MonoNs)}
+	t.buf.cpu = int(r.Cpu)
+	t.ev.CPU = &t.buf.cpu
+	t.ev.Netns = &s.ns.netns
+	t.ev.Sock = &s.id
+	if s.owner.PID != 0 {
+		t.ev.Owner = &s.owner
+	}
+	if r.Flags&bpf.FlagFullSock != 0 {
+		decodeTCP(&t.buf.tcp, r, t.cfg.HZ, &s.ns.defaults)
+		t.ev.TCP = &t.buf.tcp
+	}
+}
+
+func (t *Tracker) emit() error { return t.cfg.Emit(&t.ev) }
+
+func (t *Tracker) retransmit(s *sock, r *bpf.Record) error {
+	if s.run.active && s.run.una != r.SndUna {
+		if err := t.recovered(s, r, r.SndUna, false); err != nil {
+			return err
+		}
+	}
+	if !s.run.active {
+		s.run = run{active: true, una: r.SndUna, firstNS: r.MonoNs, count: s.run.count}
+	}
+	s.run.count++
+	s.run.times[s.run.count%8] = r.MonoNs
+	cause, why := retransmitCause(r)
+	t.begin(TypeRetransmit, r, s)
+	t.buf.retransmit = Retransmit{
+		Cause:     cause,
+		Attempt:   s.run.count,
+		SeqStart:  r.SegSeq,
+		SeqEnd:    r.SegEndSeq,
+		Segments:  max(1, uint32(r.SegSegs)),
+		NextDueMs: nextDue(r, cause, s.run.count, int64(r.MonoNs-s.run.firstNS)/1e6, t.cfg.HZ, &s.ns.defaults),
+		Why:       why,
+	}
+	switch {
+	case r.ArgA < 0:
+		t.buf.retransmit.SendError = errnoName(uint32(-r.ArgA))
+	case r.ArgA > 0:
+		t.buf.retransmit.SendError = "NET_XMIT " + itoa(r.ArgA)
+	}
+	t.ev.Retransmit = &t.buf.retransmit
+	return t.emit()
+}
+
+// recovered ends a run: ack is the first acknowledgement past its start.
+func (t *Tracker) recovered(s *sock, r *bpf.Record, ack uint32, exact bool) error {
+	run := s.run
+	s.run.reset()
+	t.begin(TypeRecovered, r, s)
+	last := run.times[run.count%8]
+	t.buf.recovered = Recovered{
+		StalledUs:   (r.MonoNs - run.firstNS) / 1000,
+		Retransmits: run.count,
+		SinceLastUs: (r.MonoNs - last) / 1000,
+		Exact:       exact,
+		Ack:         ack,
+		AckedBytes:  ack - run.una,
+	}
+	if exact {
+		t.buf.recovered.Answered = answered(&run, r)
+	}
+	t.ev.Recovered = &t.buf.recovered
+	return t.emit()
+}
+
+// answered is the number of the last retransmission that was sent at least a
+// minimum round trip before the acknowledgement arrived; 0 if none was, or if
+// the round trip was never measured.
+func answered(run *run, r *bpf.Record) uint32 {
+	if r.RttMinUs == 0 || r.RttMinUs == 1<<32-1 {
+		return 0
+	}
+	for n := run.count; n > 0 && n+8 > run.count; n-- {
+		if r.MonoNs-run.times[n%8] >= uint64(r.RttMinUs)*1000 {
+			return n
+		}
+	}
+	return 0
+}
+
+func (t *Tracker) synAck(ns *namespace, r *bpf.Record) error {
+	s := &sock{ns: ns, id: Sock{
+		Family: familyName(r.Family),
+		Local:  addrPort(r.LocalAddr, r.LocalPort),
+		Remote: addrPort(r.RemoteAddr, r.RemotePort),
+	}}
+	if l := t.listeners[listenKey{r.NetnsInode, r.LocalPort}]; l != nil && l.owner.PID != 0 {
+		s.owner = Owner{PID: l.owner.PID, Comm: l.owner.Comm, Via: "listener"}
+	}
+	timeout := int64(1000)
+	if r.Rto != 0 {
+		timeout = int64(r.Rto) * 1000 / int64(t.cfg.HZ)
+	}
+	rec := *r
+	rec.Flags &^= bpf.FlagFullSock // the snapshot is the listener's
+	t.begin(TypeRetransmit, &rec, s)
+	t.buf.retransmit = Retransmit{
+		Cause:     causeSynAck,
+		Attempt:   uint32(r.Retransmits) + 1,
+		SeqStart:  r.SegSeq,
+		SeqEnd:    r.SegEndSeq,
+		Segments:  1,
+		NextDueMs: min(timeout<<(uint(r.Backoff)+1), ns.defaults.RTOMaxMs),
+		Why:       "tcp_retransmit_synack on a connection request",
+	}
+	t.ev.Retransmit = &t.buf.retransmit
+	return t.emit()
+}
+
+func (t *Tracker) state(s *sock, r *bpf.Record) error {
+	oldState, newState := int(r.ArgA), int(r.ArgB)
+	switch newState {
+	case stateListen:
+		s.listen = true
+		t.listeners[listenKey{r.NetnsInode, s.tuple.lport}] = s
+	case stateSynSent:
+		// A socket may connect again after it was closed.
+		s.past, s.closed, s.run = history{}, false, run{}
+	}
+	if s.run.active && r.SndUna != s.run.una && newState != stateClose {
+		if err := t.recovered(s, r, r.SndUna, true); err != nil {
+			return err
+		}
+	}
+	t.begin(TypeState, r, s)
+	t.buf.state = State{Old: stateName(oldState), New: stateName(newState)}
+	t.ev.State = &t.buf.state
+	if err := t.emit(); err != nil {
+		return err
+	}
+	if newState != stateClose || s.closed {
+		return nil
+	}
+	s.closed = true
+	by, cause, why, ok := abortCause(r, &s.past)
+	if !ok {
+		return nil
+	}
+	t.begin(TypeAbort, r, s)
+	t.buf.abort = Abort{By: by, Cause: cause, Why: why, State: stateName(oldState)}
+	t.ev.Abort = &t.buf.abort
+	return t.emit()
+}
+
+func (t *Tracker) receive(s *sock, r *bpf.Record) error {
+	if r.Why&bpf.ReceiveAcked != 0 && s.run.active {
+		if err := t.recovered(s, r, r.SegAckSeq, true); err != nil {
+			return err
+		}
+	}
+	if r.Why&bpf.ReceiveProbe != 0 {
+		if err := t.probeReceived(s, r); err != nil {
+			return err
+		}
+	}
+	if r.Why&bpf.ReceiveArrival != 0 {
+		t.begin(TypeArrival, r, s)
+		t.buf.arrival = Arrival{
+			SilenceMs: uint64(uint32(r.Jiffies)-r.Lrcvtime) * 1000 / uint64(t.cfg.HZ),
+			Bytes:     r.SegEndSeq - r.SegSeq - uint32(r.SegFlags&flagFIN),
+		}
+		decodeSegment(&t.buf.arrival.Segment, r)
+		t.ev.Arrival = &t.buf.arrival
+		return t.emit()
+	}
+	return nil
+}
+
+func (t *Tracker) probeReceived(s *sock, r *bpf.Record) error {
+	p := &s.probe
+	if p.seq != r.SegSeq || p.rcvNxt != r.RcvNxt {
+		p.number, p.seq, p.rcvNxt, p.zero = 0, r.SegSeq, r.RcvNxt, false
+	}
+	p.number++
+	// The window opened since the first probe of the run: the peer has not heard of it.
+	p.zero = p.zero || r.RcvWnd == 0
+	kind := "keepalive"
+	if p.zero {
+		kind = "zero-window"
+	}
+	return t.probe(s, r, kind, "received", p.number)
+}
+
+func (t *Tracker) probe(s *sock, r *bpf.Record, kind, direction string, number uint32) error {
+	t.begin(TypeProbe, r, s)
+	t.buf.probe = Probe{Kind: kind, Direction: direction, Number: number}
+	decodeSegment(&t.buf.probe.Segment, r)
+	t.ev.Probe = &t.buf.probe
+	return t.emit()
+}
+
+func (t *Tracker) inventory(s *sock, r *bpf.Record) error {
+	if r.State == stateListen {
+		s.listen = true
+		t.listeners[listenKey{r.NetnsInode, s.tuple.lport}] = s
+	}
+	if r.Retransmits > 0 && !s.run.active {
+		s.run = run{active: true, una: r.SndUna, firstNS: r.MonoNs, count: uint32(r.Retransmits)}
+	}
+	t.begin(TypeInventory, r, s)
+	t.buf.inventory = Inventory{Inode: r.SockInode}
+	t.ev.Inventory = &t.buf.inventory
+	return t.emit()
+}
+
+// wire takes a segment seen at the namespace's edge.
+func (t *Tracker) wire(ns *namespace, r *bpf.Record) error {
+	if r.Why&bpf.WireRST != 0 {
+		key := tupleOf(r)
+		if r.Flags&bpf.FlagOut != 0 {
+			if _, ok := t.expect[key]; ok {
+				delete(t.expect, key)
+				return nil
+			}
+		}
+		old := t.held[key]
+		t.held[key] = &heldReset{rec: *r, until: r.MonoNs + resetWindow}
+		if old != nil {
+			return t.loneReset(&old.rec)
+		}
+		return nil
+	}
+	if r.Flags&bpf.FlagNoSock != 0 {
+		return nil
+	}
+	s := t.sock(ns, r)
+	if r.Why&bpf.WireAcked != 0 && s.run.active {
+		if err := t.recovered(s, r, r.SegAckSeq, true); err != nil {
+			return err
+		}
+	}
+	if r.Why&bpf.WireProbe == 0 {
+		return nil
+	}
+	if r.Flags&bpf.FlagOut == 0 {
+		return t.probeReceived(s, r)
+	}
+	// A keepalive is sent only when there is nothing to send.
+	kind := "keepalive"
+	if r.WriteSeq != r.SndNxt {
+		kind = "zero-window"
+	}
+	return t.probe(s, r, kind, "sent", uint32(r.ProbesOut)+1)
+}
+
+// loneReset is a RST at the edge that neither tcp_send_reset nor
+// tcp_receive_reset knows.
+func (t *Tracker) loneReset(r *bpf.Record) error {
+	ns := t.namespaces[r.NetnsInode]
+	if ns == nil {
+		return nil
+	}
+	s := &sock{ns: ns, id: t.wireID(r)}
+	t.begin(TypeReset, r, s)
+	t.buf.reset = Reset{Direction: "received", SeenBy: "wire"}
+	if r.Flags&bpf.FlagOut != 0 {
+		t.buf.reset.Direction = "sent"
+	}
+	decodeSegment(&t.buf.segment, r)
+	t.buf.reset.Segment = &t.buf.segment
+	t.ev.Reset = &t.buf.reset
+	return t.emit()
+}
+
+func (t *Tracker) wireID(r *bpf.Record) Sock {
+	id := Sock{
+		Family: familyName(r.Family),
+		Local:  addrPort(r.LocalAddr, r.LocalPort),
+		Remote: addrPort(r.RemoteAddr, r.RemotePort),
+	}
+	return id
+}
+
+func (t *Tracker) resetSent(ns *namespace, r *bpf.Record) error {
+	s := &t.lone
+	*s = sock{ns: ns, id: t.wireID(r)}
+	socket := r.SockAddr != 0 && r.State != stateListen
+	key := tupleOf(r)
+	if r.Flags&bpf.FlagFullSock != 0 && socket {
+		s = t.sock(ns, r)
+		key = s.tuple
+	}
+	reason := t.cfg.ResetReasons[r.ArgB]
+	s.past.sentReset, s.past.resetSent = true, reason
+	t.begin(TypeReset, r, s)
+	t.buf.reset = Reset{Direction: "sent", Reason: reason, Socket: socket, SeenBy: "tcp_send_reset"}
+	// A RST that a socket sends by itself is out before the tracepoint; one
+	// that answers a segment follows it.
+	if h := t.held[key]; h != nil && h.rec.Flags&bpf.FlagOut != 0 {
+		delete(t.held, key)
+		decodeSegment(&t.buf.segment, &h.rec)
+		t.buf.reset.Segment = &t.buf.segment
+	} else if t.cfg.EdgeSeen {
+		t.expect[key] = r.MonoNs + resetWindow
+	}
+	if r.SegSegs != 0 {
+		decodeSegment(&t.buf.trigger, r)
+		t.buf.reset.Trigger = &t.buf.trigger
+	}
+	t.ev.Reset = &t.buf.reset
+	return t.emit()
+}
+
+func (t *Tracker) resetReceived(ns *namespace, r *bpf.Record) error {
+	s := t.sock(ns, r)
+	h := t.held[s.tuple]
+	if h != nil && h.rec.Flags&bpf.FlagOut != 0 {
+		h = nil
+	}
+	if h == nil && t.cfg.EdgeSeen && r.Flags&bpf.FlagDead != 0 {
+		// tcp_reset is also how the kernel ends a socket that nobody has open
+		// when data arrives for it.
+		s.past.dataAfterEnd = true
+		return nil
+	}
+	s.past.resetReceived = true
+	t.begin(TypeReset, r, s)
+	t.buf.reset = Reset{Direction: "received", Socket: true, SeenBy: "tcp_receive_reset"}
+	if h != nil {
+		delete(t.held, s.tuple)
+		decodeSegment(&t.buf.segment, &h.rec)
+		t.buf.reset.Segment = &t.buf.segment
+	}
+	t.ev.Reset = &t.buf.reset
+	return t.emit()
+}
+
+func itoa(n int32) string {
+	if n >= 0 && n < 10 {
+		return "0123456789"[n : n+1]
+	}
+	return "?"
+}

@@ -1,0 +1,219 @@
+package loader
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"golang.org/x/sys/unix"
+
+	"github.com/sockwatch/sockwatch/bpf"
+)
+
+// program is one row of the table of programs: what it hangs on, since when
+// the kernel has that, and what is not seen without it.
+type program struct {
+	id       bpf.ProgramID
+	name     string // in the object
+	hook     string // for people
+	since    string // first kernel whose hook serves
+	required bool
+	lost     string
+}
+
+// programs lists everything that may be attached host-wide, by ProgramID.
+var programs = []program{
+	{bpf.ProgRetransmitSkb, "tcp_retransmit_skb", "tp_btf/tcp_retransmit_skb", "5.5", true, "retransmissions"},
+	{bpf.ProgRetransmitSynack, "tcp_retransmit_synack", "tp_btf/tcp_retransmit_synack", "5.5", true, "retransmitted SYN-ACKs"},
+	{bpf.ProgSetState, "inet_sock_set_state", "tp_btf/inet_sock_set_state", "5.5", true, "state changes and aborts"},
+	{bpf.ProgTCPProbe, "tcp_probe", "tp_btf/tcp_probe", "5.5", true, "recoveries, arrivals and received probes"},
+	{bpf.ProgReceiveReset, "tcp_receive_reset", "tp_btf/tcp_receive_reset", "5.5", true, "resets that a socket accepted"},
+	{bpf.ProgSendReset, "tcp_send_reset", "tp_btf/tcp_send_reset", "5.5", true, "resets sent by a socket"},
+	{bpf.ProgErrorReport, "inet_sk_error_report", "tp_btf/inet_sk_error_report", "5.15", false, "errors reported to the application (error events)"},
+	{bpf.ProgDestroySock, "tcp_destroy_sock", "tp_btf/tcp_destroy_sock", "5.5", true, "when a socket is forgotten"},
+	{bpf.ProgRcvSpaceAdjust, "tcp_rcv_space_adjust", "tp_btf/tcp_rcv_space_adjust", "5.5", true, "owners of accepted sockets"},
+	{bpf.ProgIterTCP, "iter_tcp", "iter/tcp", "5.9", true, "sockets that exist at attach (inventory)"},
+}
+
+// ProgramName is the kernel-side name of a program.
+func ProgramName(id bpf.ProgramID) string {
+	if id == bpf.ProgWire {
+		return "wire"
+	}
+	for _, p := range programs {
+		if p.id == id {
+			return p.name
+		}
+	}
+	return fmt.Sprintf("program-%d", id)
+}
+
+// kernel is what the running kernel's BTF says about the hooks.
+type kernel struct {
+	retransmitHasErr   bool
+	sendResetHasReason bool
+	sendResetNoSocket  bool // fires for segments without a socket
+	socketCookie       bool
+	taskBTF            bool
+	rdonlyCast         bool
+	netnsCookie        bool
+}
+
+// ErrNoBTF is returned where the kernel was built without BTF.
+var ErrNoBTF = errors.New("this kernel has no BTF (/sys/kernel/btf/vmlinux): it needs CONFIG_DEBUG_INFO_BTF=y")
+
+func probeKernel() (kernel, error) {
+	spec, err := btf.LoadKernelSpec()
+	if err != nil {
+		if errors.Is(err, os.ErrNotExist) || errors.Is(err, btf.ErrNotFound) || errors.Is(err, ebpf.ErrNotSupported) {
+			return kernel{}, ErrNoBTF
+		}
+		return kernel{}, fmt.Errorf("read the kernel's BTF: %w", err)
+	}
+	return kernelFrom(spec), nil
+}
+
+func kernelFrom(spec *btf.Spec) kernel {
+	hasFunc := func(name string) bool {
+		var fn *btf.Func
+		return spec.TypeByName(name, &fn) == nil
+	}
+	args := func(tracepoint string) int {
+		var td *btf.Typedef
+		if spec.TypeByName("btf_trace_"+tracepoint, &td) != nil {
+			return -1
+		}
+		ptr, ok := btf.UnderlyingType(td).(*btf.Pointer)
+		if !ok {
+			return -1
+		}
+		proto, ok := ptr.Target.(*btf.FuncProto)
+		if !ok {
+			return -1
+		}
+		return len(proto.Params) - 1 // the first is the tracepoint's own data
+	}
+	return kernel{
+		retransmitHasErr:   args("tcp_retransmit_skb") >= 3,
+		sendResetHasReason: args("tcp_send_reset") >= 3,
+		sendResetNoSocket:  args("tcp_send_reset") >= 3,
+		socketCookie:       hasFunc("bpf_get_socket_ptr_cookie"),
+		taskBTF:            hasFunc("bpf_get_current_task_btf"),
+		rdonlyCast:         hasFunc("bpf_rdonly_cast"),
+		netnsCookie:        hasMember(spec, "net", "net_cookie"),
+	}
+}
+
+func hasMember(spec *btf.Spec, structName, member string) bool {
+	var s *btf.Struct
+	if spec.TypeByName(structName, &s) != nil {
+		return false
+	}
+	for _, m := range s.Members {
+		if m.Name == member {
+			return true
+		}
+	}
+	return false
+}
+
+// blindSpots names what this kernel cannot show, given how things are attached.
+func (k kernel) blindSpots(wire string) []string {
+	var spots []string
+	if !k.sendResetHasReason {
+		spots = append(spots, "resets sent carry no reason (kernel before 6.10)")
+	}
+	if !k.sendResetNoSocket {
+		spots = append(spots, "resets sent without a socket are seen on the wire only, without the segment they answer (kernel before 6.10)")
+	}
+	if !k.retransmitHasErr {
+		spots = append(spots, "retransmissions that failed locally are not seen (kernel before 6.17)")
+	}
+	if !k.socketCookie {
+		spots = append(spots, "sockets that nobody asked for a cookie have cookie 0 (kernel before 5.12)")
+	}
+	if wire == MethodPacket {
+		spots = append(spots, "probes and resets at the edge are seen by a packet socket, after the firewall, and matched to sockets by address (no BPF netfilter link: kernel before 6.4)")
+	}
+	return spots
+}
+
+// Feature is one row of what can be attached here.
+type Feature struct {
+	Name     string // program
+	Hook     string // where it runs
+	Method   string // MethodTracepoint, MethodNetfilter, MethodPacket, or MethodNone
+	Since    string // kernel the hook needs
+	Required bool
+	Lost     string // what is not seen without it
+	Err      error  // why it is not attached; nil if it is
+}
+
+// The ways a program is attached.
+const (
+	MethodTracepoint = "tp_btf"
+	MethodIterator   = "iter"
+	MethodNetfilter  = "netfilter"
+	MethodPacket     = "packet"
+	MethodNone       = "none"
+)
+
+// explain turns the kernel's refusal of a program into one line that says
+// what to do about it.
+func explain(p program, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES):
+		if missing := missingCapabilities(); missing != "" {
+			return fmt.Errorf("%s: not permitted: %s missing", p.name, missing)
+		}
+		return fmt.Errorf("%s: the kernel refuses it (%w): lockdown or a security module", p.name, err)
+	case errors.Is(err, btf.ErrNotFound) || errors.Is(err, ebpf.ErrNotSupported):
+		return fmt.Errorf("%s: this kernel has no %s, it needs %s or newer", p.name, p.hook, p.since)
+	}
+	var verr *ebpf.VerifierError
+	if errors.As(err, &verr) && len(verr.Log) > 0 {
+		return fmt.Errorf("%s: the verifier refuses it: %s", p.name, lastLine(verr.Log))
+	}
+	return fmt.Errorf("%s: %w", p.name, err)
+}
+
+func lastLine(log []string) string {
+	for i := len(log) - 1; i >= 0; i-- {
+		line := strings.TrimSpace(log[i])
+		if line != "" && !strings.HasPrefix(line, "processed ") {
+			return line
+		}
+	}
+	return "no reason given"
+}
+
+// missingCapabilities names the capabilities that observing needs and the
+// process lacks. CAP_SYS_ADMIN stands in for CAP_BPF and CAP_PERFMON.
+func missingCapabilities() string {
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if unix.Capget(&hdr, &data[0]) != nil {
+		return ""
+	}
+	has := func(c int) bool { return data[c/32].Effective&(1<<(c%32)) != 0 }
+	var missing []string
+	for _, c := range []struct {
+		bit  int
+		name string
+	}{
+		{unix.CAP_SYS_ADMIN, "CAP_SYS_ADMIN"},
+		{unix.CAP_BPF, "CAP_BPF"},
+		{unix.CAP_PERFMON, "CAP_PERFMON"},
+		{unix.CAP_NET_ADMIN, "CAP_NET_ADMIN"},
+	} {
+		if !has(c.bit) && !(c.bit != unix.CAP_NET_ADMIN && has(unix.CAP_SYS_ADMIN)) {
+			missing = append(missing, c.name)
+		}
+	}
+	return strings.Join(missing, ", ")
+}
