@@ -44,15 +44,15 @@ const SchemaVersion = "1.0"
 // The Tracker reuses the Events it hands out: copy what must outlive the
 // call.
 type Event struct {
-	Seq    uint64   `json:"seq" jsonschema_description:"Number of the line in its file, from 1, without a gap."`
-	Type   Type     `json:"type"`
-	MonoNS uint64   `json:"mono_ns" jsonschema_description:"Kernel CLOCK_MONOTONIC at the hook, nanoseconds (bpf_ktime_get_ns)."`
-	Time   WallTime `json:"time" jsonschema:"type=string,format=date-time" jsonschema_description:"mono_ns as wall time: RFC 3339, nanoseconds, UTC, by the nearest clock pair."`
+	Seq    uint64   `json:"seq" jsonschema:"minimum=1" jsonschema_description:"Number of the line in its session, from 1, without a gap."`
+	Type   Type     `json:"type" jsonschema_description:"What the line says; the part of this name carries it."`
+	MonoNS uint64   `json:"mono_ns" jsonschema_description:"Kernel CLOCK_MONOTONIC at the hook (bpf_ktime_get_ns), nanoseconds; of a line no hook wrote, when sockwatch wrote it."`
+	Time   WallTime `json:"time" jsonschema_description:"mono_ns as wall time: RFC 3339 with nine digits, UTC, by the nearest clock pair."`
 
-	Netns *Netns `json:"netns,omitempty"`
-	Sock  *Sock  `json:"sock,omitempty"`
-	Owner *Owner `json:"owner,omitempty"`
-	CPU   *int   `json:"cpu,omitempty" jsonschema_description:"Processor the hook ran on."`
+	Netns *Netns `json:"netns,omitempty" jsonschema_description:"The network namespace it happened in."`
+	Sock  *Sock  `json:"sock,omitempty" jsonschema_description:"The socket, or the addresses of the segment where no socket exists."`
+	Owner *Owner `json:"owner,omitempty" jsonschema_description:"The process that uses the socket; absent where it is not known."`
+	CPU   *int   `json:"cpu,omitempty" jsonschema_description:"Processor the hook ran on (bpf_get_smp_processor_id)."`
 
 	Session    *Session    `json:"session,omitempty"`
 	Summary    *Summary    `json:"summary,omitempty"`
@@ -70,7 +70,7 @@ type Event struct {
 	Clock      *Clock      `json:"clock,omitempty"`
 	Lost       *Lost       `json:"lost,omitempty"`
 
-	TCP *TCP `json:"tcp,omitempty"`
+	TCP *TCP `json:"tcp,omitempty" jsonschema_description:"The socket's TCP state at the hook; absent where no full socket took part (a request not yet accepted, a TIME_WAIT socket, none)."`
 }
 
 // WallTime is wall time in nanoseconds since the Unix epoch. It is written as
@@ -80,7 +80,7 @@ type WallTime int64
 // Netns is the network namespace an event happened in.
 type Netns struct {
 	Name       string `json:"name" jsonschema_description:"The target's name, as given on the command line."`
-	Generation int    `json:"generation" jsonschema_description:"1 for the first namespace seen under this name, one more each time it was re-created."`
+	Generation int    `json:"generation" jsonschema:"minimum=1" jsonschema_description:"1 for the first namespace seen under this name, one more each time it was re-created."`
 	Inode      uint32 `json:"inode" jsonschema_description:"Inode of the namespace (net->ns.inum); the kernel reuses it after the namespace is gone."`
 	Cookie     uint64 `json:"cookie" jsonschema_description:"net->net_cookie, never reused until reboot; 0 where the kernel has none."`
 }
@@ -88,119 +88,119 @@ type Netns struct {
 // Sock identifies a socket. Cookie is unique until reboot.
 type Sock struct {
 	Cookie uint64         `json:"cookie" jsonschema_description:"Socket cookie (sk->sk_cookie), unique until reboot; 0 when no socket exists."`
-	Family string         `json:"family" jsonschema:"enum=inet,enum=inet6" jsonschema_description:"The socket's own family: an IPv6 socket that talks IPv4 has family inet6 and IPv4 addresses."`
-	Local  netip.AddrPort `json:"local" jsonschema:"type=string" jsonschema_description:"Local address and port (host order), IPv4-mapped addresses printed as IPv4; kept after the kernel cleared it."`
-	Remote netip.AddrPort `json:"remote" jsonschema:"type=string" jsonschema_description:"Remote address and port; all zero for a listener."`
-	MPTCP  bool           `json:"mptcp,omitempty" jsonschema_description:"True for a subflow of a Multipath TCP connection."`
+	Family string         `json:"family" jsonschema:"enum=inet,enum=inet6" jsonschema_description:"The socket's own family (sk->sk_family): an IPv6 socket that talks IPv4 has family inet6 and IPv4 addresses."`
+	Local  netip.AddrPort `json:"local" jsonschema_description:"Local address and port (skc_rcv_saddr, skc_num), IPv4-mapped addresses printed as IPv4; kept after the kernel cleared them."`
+	Remote netip.AddrPort `json:"remote" jsonschema_description:"Remote address and port (skc_daddr, skc_dport); all zero for a listener."`
+	MPTCP  bool           `json:"mptcp,omitempty" jsonschema_description:"True for a subflow of a Multipath TCP connection (tp->is_mptcp); absent otherwise."`
 }
 
 // Owner is the process that uses the socket, never merely the task that
 // happened to be on the processor.
 type Owner struct {
-	PID  uint32 `json:"pid" jsonschema_description:"Process (thread group) in the initial pid namespace."`
-	Comm string `json:"comm" jsonschema_description:"Command name of the process when it was last seen using the socket (at most 15 bytes)."`
+	PID  uint32 `json:"pid" jsonschema_description:"Process (task->tgid) in the initial pid namespace."`
+	Comm string `json:"comm" jsonschema_description:"Command name of the process (task->comm, at most 15 bytes) when it was last seen using the socket."`
 	Via  string `json:"via" jsonschema:"enum=connect,enum=listen,enum=recv,enum=close,enum=call,enum=listener,enum=proc" jsonschema_description:"How it is known: the system call it made on the socket (connect, listen, recv, close; call for another), the listener it was accepted from (listener), or /proc at attach (proc)."`
 }
 
 // TCP is the socket's TCP state when the hook ran. Names are the kernel's
 // (struct tcp_sock, struct inet_connection_sock) unless a unit is added.
 type TCP struct {
-	State         string `json:"state" jsonschema_description:"sk->sk_state at the hook."`
-	SndUna        uint32 `json:"snd_una" jsonschema_description:"First byte not acknowledged by the peer (sequence number)."`
-	SndNxt        uint32 `json:"snd_nxt" jsonschema_description:"Next sequence number to send."`
-	WriteSeq      uint32 `json:"write_seq" jsonschema_description:"Tail of the data the application wrote (sequence number)."`
-	RcvNxt        uint32 `json:"rcv_nxt" jsonschema_description:"Next sequence number expected."`
-	CopiedSeq     uint32 `json:"copied_seq" jsonschema_description:"Head of the data the application has not read (sequence number)."`
-	UnackedBytes  uint32 `json:"unacked_bytes" jsonschema_description:"snd_nxt - snd_una: sent, not acknowledged; SYN and FIN count one."`
-	UnsentBytes   uint32 `json:"unsent_bytes" jsonschema_description:"write_seq - snd_nxt: written, not sent."`
-	UnreadBytes   uint32 `json:"unread_bytes" jsonschema_description:"rcv_nxt - copied_seq: received, not read; a FIN counts one."`
-	BytesAcked    uint64 `json:"bytes_acked" jsonschema_description:"Bytes acknowledged by the peer over the connection's life."`
-	BytesReceived uint64 `json:"bytes_received" jsonschema_description:"In-order bytes received over the connection's life."`
-	RTOUs         uint32 `json:"rto_us" jsonschema_description:"icsk_rto: current retransmission timeout, microseconds, backoff included."`
-	SrttUs        uint32 `json:"srtt_us" jsonschema_description:"Smoothed round-trip time, microseconds (the kernel's srtt_us >> 3)."`
-	RttvarUs      uint32 `json:"rttvar_us" jsonschema_description:"Round-trip time variation, microseconds (the kernel's rttvar_us >> 2)."`
-	Retransmits   uint8  `json:"retransmits" jsonschema_description:"icsk_retransmits: timeouts since the last acknowledgement that moved snd_una."`
-	Backoff       uint8  `json:"backoff" jsonschema_description:"icsk_backoff: doublings in rto_us."`
-	ProbesOut     uint8  `json:"probes_out" jsonschema_description:"icsk_probes_out: keepalive or zero-window probes not answered."`
-	CaState       string `json:"ca_state" jsonschema_description:"Congestion state: Open, Disorder, CWR, Recovery, Loss."`
-	PendingTimer  string `json:"pending_timer" jsonschema_description:"icsk_pending: none, retrans, reo-timeout, loss-probe, zero-window-probe; while the retransmission timer's handler runs it is none."`
-	TimeoutMsLeft int64  `json:"timeout_ms_left" jsonschema_description:"Milliseconds until pending_timer expires; negative: overdue; 0 when none pends."`
-	SndCwnd       uint32 `json:"snd_cwnd" jsonschema_description:"Congestion window, segments."`
-	Ssthresh      uint32 `json:"ssthresh" jsonschema_description:"Slow-start threshold, segments."`
-	SndWnd        uint32 `json:"snd_wnd" jsonschema_description:"Window the peer advertised, bytes."`
-	RcvWnd        uint32 `json:"rcv_wnd" jsonschema_description:"Window advertised to the peer, bytes."`
-	PacketsOut    uint32 `json:"packets_out" jsonschema_description:"Segments in flight or lost."`
-	RetransOut    uint32 `json:"retrans_out" jsonschema_description:"Retransmitted segments not acknowledged."`
-	LostOut       uint32 `json:"lost_out" jsonschema_description:"Segments believed lost."`
-	SackedOut     uint32 `json:"sacked_out" jsonschema_description:"Segments acknowledged selectively (or duplicate acknowledgements)."`
-	SkErr         uint32 `json:"sk_err" jsonschema_description:"sk->sk_err: errno waiting for the application; 0 none."`
-	UserTimeoutMs uint32 `json:"user_timeout_ms" jsonschema_description:"TCP_USER_TIMEOUT, milliseconds; 0: not set."`
+	State         string `json:"state" jsonschema:"enum=ESTABLISHED,enum=SYN_SENT,enum=SYN_RECV,enum=FIN_WAIT1,enum=FIN_WAIT2,enum=TIME_WAIT,enum=CLOSE,enum=CLOSE_WAIT,enum=LAST_ACK,enum=LISTEN,enum=CLOSING,enum=NEW_SYN_RECV" jsonschema_description:"sk->sk_state at the hook (include/net/tcp_states.h without TCP_)."`
+	SndUna        uint32 `json:"snd_una" jsonschema_description:"tp->snd_una: first byte not acknowledged by the peer, sequence number."`
+	SndNxt        uint32 `json:"snd_nxt" jsonschema_description:"tp->snd_nxt: next to send, sequence number."`
+	WriteSeq      uint32 `json:"write_seq" jsonschema_description:"tp->write_seq: end of what the application wrote, sequence number."`
+	RcvNxt        uint32 `json:"rcv_nxt" jsonschema_description:"tp->rcv_nxt: next expected, sequence number."`
+	CopiedSeq     uint32 `json:"copied_seq" jsonschema_description:"tp->copied_seq: start of what the application has not read, sequence number."`
+	UnackedBytes  uint32 `json:"unacked_bytes" jsonschema_description:"snd_nxt - snd_una, bytes: sent, not acknowledged; SYN and FIN count one."`
+	UnsentBytes   uint32 `json:"unsent_bytes" jsonschema_description:"write_seq - snd_nxt, bytes: written, not sent."`
+	UnreadBytes   uint32 `json:"unread_bytes" jsonschema_description:"rcv_nxt - copied_seq, bytes: received in order, not read; a FIN counts one."`
+	BytesAcked    uint64 `json:"bytes_acked" jsonschema_description:"tp->bytes_acked: bytes the peer acknowledged over the connection's life."`
+	BytesReceived uint64 `json:"bytes_received" jsonschema_description:"tp->bytes_received: bytes received in order over the connection's life."`
+	RTOUs         uint32 `json:"rto_us" jsonschema_description:"icsk->icsk_rto: current retransmission timeout, microseconds in steps of one tick, backoff included."`
+	SrttUs        uint32 `json:"srtt_us" jsonschema_description:"tp->srtt_us >> 3: smoothed round-trip time, microseconds; 0: not measured."`
+	RttvarUs      uint32 `json:"rttvar_us" jsonschema_description:"tp->rttvar_us >> 2: variation of the round-trip time, microseconds."`
+	Retransmits   uint8  `json:"retransmits" jsonschema_description:"icsk->icsk_retransmits: timeouts since the last acknowledgement that moved snd_una."`
+	Backoff       uint8  `json:"backoff" jsonschema_description:"icsk->icsk_backoff: doublings in rto_us."`
+	ProbesOut     uint8  `json:"probes_out" jsonschema_description:"icsk->icsk_probes_out: keepalive or zero-window probes not answered."`
+	CaState       string `json:"ca_state" jsonschema:"enum=Open,enum=Disorder,enum=CWR,enum=Recovery,enum=Loss" jsonschema_description:"icsk->icsk_ca_state: congestion state (enum tcp_ca_state without TCP_CA_)."`
+	PendingTimer  string `json:"pending_timer" jsonschema:"enum=none,enum=retrans,enum=reo-timeout,enum=loss-probe,enum=zero-window-probe" jsonschema_description:"icsk->icsk_pending: the timer that is armed; none while the retransmission timer's own handler runs."`
+	TimeoutMsLeft int64  `json:"timeout_ms_left" jsonschema_description:"Milliseconds until pending_timer expires (its expires - jiffies); negative: overdue; 0 when none is armed."`
+	SndCwnd       uint32 `json:"snd_cwnd" jsonschema_description:"tp->snd_cwnd: congestion window, segments."`
+	Ssthresh      uint32 `json:"ssthresh" jsonschema_description:"tp->snd_ssthresh: slow-start threshold, segments; 2147483647: not set yet."`
+	SndWnd        uint32 `json:"snd_wnd" jsonschema_description:"tp->snd_wnd: window the peer advertised, bytes."`
+	RcvWnd        uint32 `json:"rcv_wnd" jsonschema_description:"tp->rcv_wnd: window advertised to the peer, bytes."`
+	PacketsOut    uint32 `json:"packets_out" jsonschema_description:"tp->packets_out: segments sent and not acknowledged cumulatively."`
+	RetransOut    uint32 `json:"retrans_out" jsonschema_description:"tp->retrans_out: retransmitted segments not acknowledged."`
+	LostOut       uint32 `json:"lost_out" jsonschema_description:"tp->lost_out: segments believed lost."`
+	SackedOut     uint32 `json:"sacked_out" jsonschema_description:"tp->sacked_out: segments acknowledged selectively, or duplicate acknowledgements without SACK."`
+	SkErr         uint32 `json:"sk_err" jsonschema_description:"sk->sk_err: errno that waits for the application; 0: none."`
+	UserTimeoutMs uint32 `json:"user_timeout_ms" jsonschema_description:"icsk->icsk_user_timeout: TCP_USER_TIMEOUT, milliseconds; 0: not set."`
 
-	Keepalive Keepalive `json:"keepalive"`
+	Keepalive Keepalive `json:"keepalive" jsonschema_description:"Keepalive setting, the namespace's sysctl defaults filled in."`
 
-	SinceLastAckUs int64 `json:"since_last_ack_us" jsonschema_description:"Microseconds since an acknowledgement was received (rcv_tstamp), in steps of one tick; -1: none yet."`
-	SinceLastRcvUs int64 `json:"since_last_rcv_us" jsonschema_description:"Microseconds since data was received (icsk_ack.lrcvtime), in steps of one tick; -1: none yet."`
+	SinceLastAckUs int64 `json:"since_last_ack_us" jsonschema_description:"jiffies - tp->rcv_tstamp: since an acknowledgement was received, microseconds in steps of one tick; -1: none yet."`
+	SinceLastRcvUs int64 `json:"since_last_rcv_us" jsonschema_description:"jiffies - icsk->icsk_ack.lrcvtime: since data was received, microseconds in steps of one tick; -1: none yet."`
 }
 
 // Keepalive is the socket's keepalive setting, sysctl defaults filled in.
 type Keepalive struct {
-	On     bool   `json:"on" jsonschema_description:"SO_KEEPALIVE."`
-	TimeMs uint64 `json:"time_ms" jsonschema_description:"Idle time before the first probe, milliseconds."`
-	IntvMs uint64 `json:"intvl_ms" jsonschema_description:"Time between probes, milliseconds."`
-	Probes uint32 `json:"probes" jsonschema_description:"Unanswered probes before the connection is aborted."`
+	On     bool   `json:"on" jsonschema_description:"SO_KEEPALIVE (SOCK_KEEPOPEN)."`
+	TimeMs uint64 `json:"time_ms" jsonschema_description:"Idle time before the first probe (tp->keepalive_time, net.ipv4.tcp_keepalive_time), milliseconds."`
+	IntvMs uint64 `json:"intvl_ms" jsonschema_description:"Time between probes (tp->keepalive_intvl, net.ipv4.tcp_keepalive_intvl), milliseconds."`
+	Probes uint32 `json:"probes" jsonschema_description:"Unanswered probes before the connection is aborted (tp->keepalive_probes, net.ipv4.tcp_keepalive_probes)."`
 }
 
 // Segment is a TCP segment that took part in an event. Sequence numbers are
 // absolute, as on the wire.
 type Segment struct {
 	SeqStart uint32 `json:"seq_start" jsonschema_description:"First sequence number."`
-	SeqEnd   uint32 `json:"seq_end" jsonschema_description:"One past the last; SYN and FIN count one."`
+	SeqEnd   uint32 `json:"seq_end" jsonschema_description:"One past the last sequence number; SYN and FIN count one."`
 	Ack      uint32 `json:"ack" jsonschema_description:"Acknowledgement number; 0 without the ACK flag."`
-	Flags    string `json:"flags" jsonschema_description:"TCP flags, comma separated: FIN,SYN,RST,PSH,ACK,URG,ECE,CWR."`
+	Flags    string `json:"flags" jsonschema_description:"TCP flags, comma separated, in this order: FIN,SYN,RST,PSH,ACK,URG,ECE,CWR."`
 }
 
 // Retransmit is one call that sent segments again.
 type Retransmit struct {
-	Cause     string `json:"cause" jsonschema:"enum=syn,enum=synack,enum=rto,enum=tlp,enum=fast,enum=loss-recovery,enum=undecided"`
+	Cause     string `json:"cause" jsonschema:"enum=syn,enum=synack,enum=rto,enum=tlp,enum=fast,enum=loss-recovery,enum=undecided" jsonschema_description:"What made the kernel send again; undecided with the reason in why."`
 	Attempt   uint32 `json:"attempt" jsonschema_description:"Number of this retransmission in its run, from 1. A run ends when the peer acknowledges something new."`
-	SeqStart  uint32 `json:"seq_start" jsonschema_description:"First sequence number sent again."`
-	SeqEnd    uint32 `json:"seq_end" jsonschema_description:"One past the last."`
-	Segments  uint32 `json:"segments" jsonschema_description:"Segments on the wire (a GSO buffer is several), as RetransSegs counts them."`
+	SeqStart  uint32 `json:"seq_start" jsonschema_description:"First sequence number sent again (TCP_SKB_CB(skb)->seq)."`
+	SeqEnd    uint32 `json:"seq_end" jsonschema_description:"One past the last (TCP_SKB_CB(skb)->end_seq); SYN and FIN count one."`
+	Segments  uint32 `json:"segments" jsonschema_description:"Segments on the wire (tcp_skb_pcount: a GSO buffer is several), as the counter RetransSegs counts them."`
 	SendError string `json:"send_error" jsonschema_description:"Name of the error if the send failed locally, else empty. Kernels before 6.17 cannot show it."`
-	NextDueMs int64  `json:"next_due_ms" jsonschema_description:"Milliseconds from this event until the retransmission timer is due, if nothing is acknowledged; -1: not known. The kernel's timer wheel rounds up."`
-	Why       string `json:"why" jsonschema_description:"The facts that decided the cause."`
+	NextDueMs int64  `json:"next_due_ms" jsonschema_description:"Milliseconds from this event until the retransmission timer is due if nothing is acknowledged; -1: not known. The kernel's timer wheel rounds up."`
+	Why       string `json:"why" jsonschema_description:"The facts that decided the cause, or why it is undecided."`
 }
 
 // Probe is a keepalive or zero-window probe on the wire.
 type Probe struct {
-	Kind      string  `json:"kind" jsonschema:"enum=keepalive,enum=zero-window"`
-	Direction string  `json:"direction" jsonschema:"enum=sent,enum=received"`
+	Kind      string  `json:"kind" jsonschema:"enum=keepalive,enum=zero-window" jsonschema_description:"keepalive: the connection was idle; zero-window: the peer had closed its window."`
+	Direction string  `json:"direction" jsonschema:"enum=sent,enum=received" jsonschema_description:"As the socket sees it."`
 	Number    uint32  `json:"number" jsonschema_description:"Which probe of its run, from 1."`
-	Segment   Segment `json:"segment"`
+	Segment   Segment `json:"segment" jsonschema_description:"The probe on the wire."`
 }
 
 // State is a change of TCP state.
 type State struct {
-	Old string `json:"old"`
-	New string `json:"new"`
+	Old string `json:"old" jsonschema:"enum=ESTABLISHED,enum=SYN_SENT,enum=SYN_RECV,enum=FIN_WAIT1,enum=FIN_WAIT2,enum=TIME_WAIT,enum=CLOSE,enum=CLOSE_WAIT,enum=LAST_ACK,enum=LISTEN,enum=CLOSING,enum=NEW_SYN_RECV" jsonschema_description:"State it left (inet_sock_set_state)."`
+	New string `json:"new" jsonschema:"enum=ESTABLISHED,enum=SYN_SENT,enum=SYN_RECV,enum=FIN_WAIT1,enum=FIN_WAIT2,enum=TIME_WAIT,enum=CLOSE,enum=CLOSE_WAIT,enum=LAST_ACK,enum=LISTEN,enum=CLOSING,enum=NEW_SYN_RECV" jsonschema_description:"State it entered."`
 }
 
 // Reset is a RST segment sent or received.
 type Reset struct {
-	Direction string   `json:"direction" jsonschema:"enum=sent,enum=received"`
+	Direction string   `json:"direction" jsonschema:"enum=sent,enum=received" jsonschema_description:"As the namespace sees it."`
 	Reason    string   `json:"reason" jsonschema_description:"The kernel's name for the reason (enum sk_rst_reason without its prefix) when it sent the reset; empty where it gives none."`
 	Socket    bool     `json:"socket" jsonschema_description:"Whether a socket took part. False: it was sent for a segment that belongs to no socket, or received and accepted by none."`
 	Segment   *Segment `json:"segment,omitempty" jsonschema_description:"The RST segment itself, where it was seen on the wire."`
 	Trigger   *Segment `json:"trigger,omitempty" jsonschema_description:"The segment that was answered with the reset."`
-	SeenBy    string   `json:"seen_by" jsonschema_description:"What showed it: tcp_send_reset, tcp_receive_reset or wire."`
+	SeenBy    string   `json:"seen_by" jsonschema:"enum=tcp_send_reset,enum=tcp_receive_reset,enum=wire" jsonschema_description:"Which hook showed it: a tracepoint, or the namespace's edge (wire)."`
 }
 
 // Abort is a connection that ended other than by FIN.
 type Abort struct {
 	By    string `json:"by" jsonschema:"enum=local,enum=peer,enum=undecided" jsonschema_description:"Which end ended it."`
-	Cause string `json:"cause" jsonschema:"enum=reset-received,enum=retries-exhausted,enum=user-timeout,enum=keepalive,enum=refused,enum=unreachable,enum=close-with-unread-data,enum=linger-zero,enum=out-of-memory,enum=destroyed,enum=namespace-gone,enum=connect-cancelled,enum=undecided"`
+	Cause string `json:"cause" jsonschema:"enum=reset-received,enum=retries-exhausted,enum=user-timeout,enum=keepalive,enum=refused,enum=unreachable,enum=close-with-unread-data,enum=linger-zero,enum=out-of-memory,enum=destroyed,enum=namespace-gone,enum=connect-cancelled,enum=undecided" jsonschema_description:"What ended it; undecided with the reason in why."`
 	Why   string `json:"why" jsonschema_description:"The facts that decided the cause, or why it is undecided."`
-	State string `json:"state" jsonschema_description:"The state the connection was in when it ended."`
+	State string `json:"state" jsonschema:"enum=ESTABLISHED,enum=SYN_SENT,enum=SYN_RECV,enum=FIN_WAIT1,enum=FIN_WAIT2,enum=TIME_WAIT,enum=CLOSE,enum=CLOSE_WAIT,enum=LAST_ACK,enum=LISTEN,enum=CLOSING,enum=NEW_SYN_RECV" jsonschema_description:"The state the connection was in when it ended."`
 }
 
 // Recovered is the first acknowledgement after a run of retransmissions.
@@ -210,21 +210,21 @@ type Recovered struct {
 	Answered    uint32 `json:"answered" jsonschema_description:"Which of them was answered: the last one sent at least the minimum round trip before this acknowledgement; 0: not known."`
 	SinceLastUs uint64 `json:"since_last_us" jsonschema_description:"Microseconds from the last retransmission to this acknowledgement."`
 	Exact       bool   `json:"exact" jsonschema_description:"False: the acknowledgement itself was not seen, it came at some time before this event; times are upper bounds."`
-	Ack         uint32 `json:"ack" jsonschema_description:"Acknowledgement number."`
-	AckedBytes  uint32 `json:"acked_bytes" jsonschema_description:"ack - snd_una."`
+	Ack         uint32 `json:"ack" jsonschema_description:"Acknowledgement number that moved snd_una."`
+	AckedBytes  uint32 `json:"acked_bytes" jsonschema_description:"ack - snd_una, bytes: what it acknowledged anew."`
 }
 
 // Arrival is data received after a silence.
 type Arrival struct {
 	SilenceMs uint64  `json:"silence_ms" jsonschema_description:"Milliseconds without data before it, in steps of one tick."`
 	Bytes     uint32  `json:"bytes" jsonschema_description:"Payload of the segment that ended it."`
-	Segment   Segment `json:"segment"`
+	Segment   Segment `json:"segment" jsonschema_description:"The segment that ended the silence."`
 }
 
 // Error is an error the socket reports to the application.
 type Error struct {
-	Errno uint32 `json:"errno"`
-	Name  string `json:"name" jsonschema_description:"ECONNRESET, ETIMEDOUT, ..."`
+	Errno uint32 `json:"errno" jsonschema_description:"sk->sk_err when sk_error_report ran."`
+	Name  string `json:"name" jsonschema_description:"Its name: ECONNRESET, ETIMEDOUT, ..."`
 }
 
 // Inventory is a socket that existed when its namespace was attached: it was
@@ -235,27 +235,27 @@ type Inventory struct {
 
 // Mark is placed in the evidence from outside.
 type Mark struct {
-	Text string `json:"text"`
+	Text string `json:"text" jsonschema_description:"What the one who placed it wrote."`
 	Kind string `json:"kind" jsonschema:"enum=note,enum=intended,enum=applied,enum=verified,enum=heal-intended,enum=healed,enum=recovered" jsonschema_description:"What it marks; note is free text."`
 	By   string `json:"by" jsonschema_description:"Who placed it: command and pid."`
 }
 
 // Target is a change in what is watched.
 type Target struct {
-	Change    string            `json:"change" jsonschema:"enum=attached,enum=gone,enum=waiting,enum=paused,enum=unpaused,enum=connected,enum=disconnected"`
+	Change    string            `json:"change" jsonschema:"enum=attached,enum=gone,enum=waiting,enum=paused,enum=unpaused,enum=connected,enum=disconnected" jsonschema_description:"What happened to the target."`
 	Detail    string            `json:"detail" jsonschema_description:"What showed it, or the network that was (dis)connected."`
-	Container string            `json:"container,omitempty" jsonschema_description:"Container id, for a container."`
-	BlindNS   uint64            `json:"blind_ns,omitempty" jsonschema_description:"attached, from the second generation on: nanoseconds between the old namespace's end and this attach, in which nothing was seen."`
+	Container string            `json:"container,omitempty" jsonschema_description:"Container id, for a container; absent otherwise."`
+	BlindNS   uint64            `json:"blind_ns,omitempty" jsonschema_description:"attached, from the second generation on: nanoseconds between the old namespace's end and this attach, in which nothing was seen; absent when 0."`
 	Sysctls   map[string]string `json:"sysctls,omitempty" jsonschema_description:"attached: net.ipv4.tcp_* settings of the namespace that decide timers and aborts."`
-	Sockets   uint64            `json:"sockets,omitempty" jsonschema_description:"gone: sockets that were still known."`
+	Sockets   uint64            `json:"sockets,omitempty" jsonschema_description:"gone: sockets that were still known; absent when 0."`
 }
 
 // Clock pairs the clocks at one instant.
 type Clock struct {
-	RealNS  uint64 `json:"real_ns" jsonschema_description:"CLOCK_REALTIME."`
-	BootNS  uint64 `json:"boot_ns" jsonschema_description:"CLOCK_BOOTTIME."`
-	ErrorNS uint64 `json:"error_ns" jsonschema_description:"Bound: the clocks were read within this long of mono_ns."`
-	StepNS  int64  `json:"step_ns" jsonschema_description:"Wall time against the pair before: what it gained on CLOCK_MONOTONIC; a step when large."`
+	RealNS  uint64 `json:"real_ns" jsonschema_description:"CLOCK_REALTIME, nanoseconds."`
+	BootNS  uint64 `json:"boot_ns" jsonschema_description:"CLOCK_BOOTTIME, nanoseconds: it counts suspend, CLOCK_MONOTONIC does not."`
+	ErrorNS uint64 `json:"error_ns" jsonschema_description:"Bound, nanoseconds: all clocks were read within this long of mono_ns."`
+	StepNS  int64  `json:"step_ns" jsonschema_description:"What CLOCK_REALTIME gained on CLOCK_MONOTONIC since the pair before, nanoseconds; large: wall time was stepped."`
 }
 
 // Lost says that records were lost, and where.
@@ -263,5 +263,5 @@ type Lost struct {
 	Count  uint64            `json:"count" jsonschema_description:"Records lost since the previous line of this type."`
 	Total  uint64            `json:"total" jsonschema_description:"Records lost since the session began."`
 	By     map[string]uint64 `json:"by" jsonschema_description:"count, per program."`
-	PerCPU map[string]uint64 `json:"per_cpu" jsonschema_description:"count, per processor."`
+	PerCPU map[string]uint64 `json:"per_cpu" jsonschema_description:"count, per processor (its number as a string)."`
 }

@@ -1,0 +1,557 @@
+package events
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"time"
+	"unicode/utf8"
+)
+
+// AppendJSON appends e as one line of JSON, without a newline, and returns the
+// extended buffer. It equals what encoding/json makes of the struct tags
+// (without HTML escaping), except that a nil list is [] and a nil map {}.
+// Given capacity it allocates nothing for events of a socket.
+func (e *Event) AppendJSON(b []byte) []byte {
+	b = appendUint(b, `{"seq":`, e.Seq)
+	b = appendStr(b, `,"type":`, string(e.Type))
+	b = appendUint(b, `,"mono_ns":`, e.MonoNS)
+	b = append(b, `,"time":"`...)
+	b = e.Time.append(b)
+	b = append(b, '"')
+	if e.Netns != nil {
+		b = append(b, `,"netns":`...)
+		b = e.Netns.appendJSON(b)
+	}
+	if e.Sock != nil {
+		b = append(b, `,"sock":`...)
+		b = e.Sock.appendJSON(b)
+	}
+	if e.Owner != nil {
+		b = append(b, `,"owner":`...)
+		b = e.Owner.appendJSON(b)
+	}
+	if e.CPU != nil {
+		b = appendInt(b, `,"cpu":`, int64(*e.CPU))
+	}
+	b = e.appendParts(b)
+	if e.TCP != nil {
+		b = append(b, `,"tcp":`...)
+		b = e.TCP.appendJSON(b)
+	}
+	return append(b, '}')
+}
+
+// appendParts appends the parts named like a type, of which one is set.
+func (e *Event) appendParts(b []byte) []byte {
+	if e.Session != nil {
+		b = append(b, `,"session":`...)
+		b = e.Session.appendJSON(b)
+	}
+	if e.Summary != nil {
+		b = append(b, `,"summary":`...)
+		b = e.Summary.appendJSON(b)
+	}
+	if e.Target != nil {
+		b = append(b, `,"target":`...)
+		b = e.Target.appendJSON(b)
+	}
+	if e.Inventory != nil {
+		b = appendUint(b, `,"inventory":{"inode":`, e.Inventory.Inode)
+		b = append(b, '}')
+	}
+	if e.Retransmit != nil {
+		b = append(b, `,"retransmit":`...)
+		b = e.Retransmit.appendJSON(b)
+	}
+	if e.Probe != nil {
+		b = append(b, `,"probe":`...)
+		b = e.Probe.appendJSON(b)
+	}
+	if e.State != nil {
+		b = appendStr(b, `,"state":{"old":`, e.State.Old)
+		b = appendStr(b, `,"new":`, e.State.New)
+		b = append(b, '}')
+	}
+	if e.Reset != nil {
+		b = append(b, `,"reset":`...)
+		b = e.Reset.appendJSON(b)
+	}
+	if e.Abort != nil {
+		b = append(b, `,"abort":`...)
+		b = e.Abort.appendJSON(b)
+	}
+	if e.Recovered != nil {
+		b = append(b, `,"recovered":`...)
+		b = e.Recovered.appendJSON(b)
+	}
+	if e.Arrival != nil {
+		b = append(b, `,"arrival":`...)
+		b = e.Arrival.appendJSON(b)
+	}
+	if e.Error != nil {
+		b = appendUint(b, `,"error":{"errno":`, uint64(e.Error.Errno))
+		b = appendStr(b, `,"name":`, e.Error.Name)
+		b = append(b, '}')
+	}
+	if e.Mark != nil {
+		b = appendStr(b, `,"mark":{"text":`, e.Mark.Text)
+		b = appendStr(b, `,"kind":`, e.Mark.Kind)
+		b = appendStr(b, `,"by":`, e.Mark.By)
+		b = append(b, '}')
+	}
+	if e.Clock != nil {
+		b = appendUint(b, `,"clock":{"real_ns":`, e.Clock.RealNS)
+		b = appendUint(b, `,"boot_ns":`, e.Clock.BootNS)
+		b = appendUint(b, `,"error_ns":`, e.Clock.ErrorNS)
+		b = appendInt(b, `,"step_ns":`, e.Clock.StepNS)
+		b = append(b, '}')
+	}
+	if e.Lost != nil {
+		b = appendUint(b, `,"lost":{"count":`, e.Lost.Count)
+		b = appendUint(b, `,"total":`, e.Lost.Total)
+		b = appendCounts(b, `,"by":`, e.Lost.By)
+		b = appendCounts(b, `,"per_cpu":`, e.Lost.PerCPU)
+		b = append(b, '}')
+	}
+	return b
+}
+
+// MarshalJSON is AppendJSON, for encoding/json.
+func (e Event) MarshalJSON() ([]byte, error) {
+	return e.AppendJSON(nil), nil
+}
+
+func (n *Netns) appendJSON(b []byte) []byte {
+	b = appendStr(b, `{"name":`, n.Name)
+	b = appendInt(b, `,"generation":`, int64(n.Generation))
+	b = appendUint(b, `,"inode":`, uint64(n.Inode))
+	b = appendUint(b, `,"cookie":`, n.Cookie)
+	return append(b, '}')
+}
+
+func (s *Sock) appendJSON(b []byte) []byte {
+	b = appendUint(b, `{"cookie":`, s.Cookie)
+	b = appendStr(b, `,"family":`, s.Family)
+	b = appendAddr(b, `,"local":`, s.Local)
+	b = appendAddr(b, `,"remote":`, s.Remote)
+	if s.MPTCP {
+		b = append(b, `,"mptcp":true`...)
+	}
+	return append(b, '}')
+}
+
+func (o *Owner) appendJSON(b []byte) []byte {
+	b = appendUint(b, `{"pid":`, uint64(o.PID))
+	b = appendStr(b, `,"comm":`, o.Comm)
+	b = appendStr(b, `,"via":`, o.Via)
+	return append(b, '}')
+}
+
+func (t *TCP) appendJSON(b []byte) []byte {
+	b = appendStr(b, `{"state":`, t.State)
+	b = appendUint(b, `,"snd_una":`, uint64(t.SndUna))
+	b = appendUint(b, `,"snd_nxt":`, uint64(t.SndNxt))
+	b = appendUint(b, `,"write_seq":`, uint64(t.WriteSeq))
+	b = appendUint(b, `,"rcv_nxt":`, uint64(t.RcvNxt))
+	b = appendUint(b, `,"copied_seq":`, uint64(t.CopiedSeq))
+	b = appendUint(b, `,"unacked_bytes":`, uint64(t.UnackedBytes))
+	b = appendUint(b, `,"unsent_bytes":`, uint64(t.UnsentBytes))
+	b = appendUint(b, `,"unread_bytes":`, uint64(t.UnreadBytes))
+	b = appendUint(b, `,"bytes_acked":`, t.BytesAcked)
+	b = appendUint(b, `,"bytes_received":`, t.BytesReceived)
+	b = appendUint(b, `,"rto_us":`, uint64(t.RTOUs))
+	b = appendUint(b, `,"srtt_us":`, uint64(t.SrttUs))
+	b = appendUint(b, `,"rttvar_us":`, uint64(t.RttvarUs))
+	b = appendUint(b, `,"retransmits":`, uint64(t.Retransmits))
+	b = appendUint(b, `,"backoff":`, uint64(t.Backoff))
+	b = appendUint(b, `,"probes_out":`, uint64(t.ProbesOut))
+	b = appendStr(b, `,"ca_state":`, t.CaState)
+	b = appendStr(b, `,"pending_timer":`, t.PendingTimer)
+	b = appendInt(b, `,"timeout_ms_left":`, t.TimeoutMsLeft)
+	b = appendUint(b, `,"snd_cwnd":`, uint64(t.SndCwnd))
+	b = appendUint(b, `,"ssthresh":`, uint64(t.Ssthresh))
+	b = appendUint(b, `,"snd_wnd":`, uint64(t.SndWnd))
+	b = appendUint(b, `,"rcv_wnd":`, uint64(t.RcvWnd))
+	b = appendUint(b, `,"packets_out":`, uint64(t.PacketsOut))
+	b = appendUint(b, `,"retrans_out":`, uint64(t.RetransOut))
+	b = appendUint(b, `,"lost_out":`, uint64(t.LostOut))
+	b = appendUint(b, `,"sacked_out":`, uint64(t.SackedOut))
+	b = appendUint(b, `,"sk_err":`, uint64(t.SkErr))
+	b = appendUint(b, `,"user_timeout_ms":`, uint64(t.UserTimeoutMs))
+	b = appendBool(b, `,"keepalive":{"on":`, t.Keepalive.On)
+	b = appendUint(b, `,"time_ms":`, t.Keepalive.TimeMs)
+	b = appendUint(b, `,"intvl_ms":`, t.Keepalive.IntvMs)
+	b = appendUint(b, `,"probes":`, uint64(t.Keepalive.Probes))
+	b = appendInt(b, `},"since_last_ack_us":`, t.SinceLastAckUs)
+	b = appendInt(b, `,"since_last_rcv_us":`, t.SinceLastRcvUs)
+	return append(b, '}')
+}
+
+func (s *Segment) appendJSON(b []byte) []byte {
+	b = appendUint(b, `{"seq_start":`, uint64(s.SeqStart))
+	b = appendUint(b, `,"seq_end":`, uint64(s.SeqEnd))
+	b = appendUint(b, `,"ack":`, uint64(s.Ack))
+	b = appendStr(b, `,"flags":`, s.Flags)
+	return append(b, '}')
+}
+
+func (r *Retransmit) appendJSON(b []byte) []byte {
+	b = appendStr(b, `{"cause":`, r.Cause)
+	b = appendUint(b, `,"attempt":`, uint64(r.Attempt))
+	b = appendUint(b, `,"seq_start":`, uint64(r.SeqStart))
+	b = appendUint(b, `,"seq_end":`, uint64(r.SeqEnd))
+	b = appendUint(b, `,"segments":`, uint64(r.Segments))
+	b = appendStr(b, `,"send_error":`, r.SendError)
+	b = appendInt(b, `,"next_due_ms":`, r.NextDueMs)
+	b = appendStr(b, `,"why":`, r.Why)
+	return append(b, '}')
+}
+
+func (p *Probe) appendJSON(b []byte) []byte {
+	b = appendStr(b, `{"kind":`, p.Kind)
+	b = appendStr(b, `,"direction":`, p.Direction)
+	b = appendUint(b, `,"number":`, uint64(p.Number))
+	b = append(b, `,"segment":`...)
+	b = p.Segment.appendJSON(b)
+	return append(b, '}')
+}
+
+func (r *Reset) appendJSON(b []byte) []byte {
+	b = appendStr(b, `{"direction":`, r.Direction)
+	b = appendStr(b, `,"reason":`, r.Reason)
+	b = appendBool(b, `,"socket":`, r.Socket)
+	if r.Segment != nil {
+		b = append(b, `,"segment":`...)
+		b = r.Segment.appendJSON(b)
+	}
+	if r.Trigger != nil {
+		b = append(b, `,"trigger":`...)
+		b = r.Trigger.appendJSON(b)
+	}
+	b = appendStr(b, `,"seen_by":`, r.SeenBy)
+	return append(b, '}')
+}
+
+func (a *Abort) appendJSON(b []byte) []byte {
+	b = appendStr(b, `{"by":`, a.By)
+	b = appendStr(b, `,"cause":`, a.Cause)
+	b = appendStr(b, `,"why":`, a.Why)
+	b = appendStr(b, `,"state":`, a.State)
+	return append(b, '}')
+}
+
+func (r *Recovered) appendJSON(b []byte) []byte {
+	b = appendUint(b, `{"stalled_us":`, r.StalledUs)
+	b = appendUint(b, `,"retransmits":`, uint64(r.Retransmits))
+	b = appendUint(b, `,"answered":`, uint64(r.Answered))
+	b = appendUint(b, `,"since_last_us":`, r.SinceLastUs)
+	b = appendBool(b, `,"exact":`, r.Exact)
+	b = appendUint(b, `,"ack":`, uint64(r.Ack))
+	b = appendUint(b, `,"acked_bytes":`, uint64(r.AckedBytes))
+	return append(b, '}')
+}
+
+func (a *Arrival) appendJSON(b []byte) []byte {
+	b = appendUint(b, `{"silence_ms":`, a.SilenceMs)
+	b = appendUint(b, `,"bytes":`, uint64(a.Bytes))
+	b = append(b, `,"segment":`...)
+	b = a.Segment.appendJSON(b)
+	return append(b, '}')
+}
+
+func (t *Target) appendJSON(b []byte) []byte {
+	b = appendStr(b, `{"change":`, t.Change)
+	b = appendStr(b, `,"detail":`, t.Detail)
+	if t.Container != "" {
+		b = appendStr(b, `,"container":`, t.Container)
+	}
+	if t.BlindNS != 0 {
+		b = appendUint(b, `,"blind_ns":`, t.BlindNS)
+	}
+	if len(t.Sysctls) != 0 {
+		b = append(b, `,"sysctls":{`...)
+		for i, k := range slices.Sorted(maps.Keys(t.Sysctls)) {
+			b = appendKey(b, i, k)
+			b = appendString(b, t.Sysctls[k])
+		}
+		b = append(b, '}')
+	}
+	if t.Sockets != 0 {
+		b = appendUint(b, `,"sockets":`, t.Sockets)
+	}
+	return append(b, '}')
+}
+
+func (s *Session) appendJSON(b []byte) []byte {
+	b = appendStr(b, `{"schema":`, s.Schema)
+	b = appendStr(b, `,"version":`, s.Version)
+	b = appendStr(b, `,"commit":`, s.Commit)
+	b = appendStrs(b, `,"command":`, s.Command)
+	b = appendInt(b, `,"pid":`, int64(s.PID))
+	b = appendStr(b, `,"kernel":`, s.Kernel)
+	b = appendStr(b, `,"machine":`, s.Machine)
+	b = appendStr(b, `,"hostname":`, s.Hostname)
+	b = appendStr(b, `,"boot_id":`, s.BootID)
+	b = appendStr(b, `,"btf_sha256":`, s.BTF)
+	b = appendUint(b, `,"hz":`, uint64(s.HZ))
+	b = appendStr(b, `,"lockdown":`, s.Lockdown)
+	b = append(b, `,"programs":[`...)
+	for i := range s.Programs {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = s.Programs[i].appendJSON(b)
+	}
+	b = append(b, ']')
+	b = appendStrs(b, `,"blind_spots":`, s.BlindSpots)
+	b = appendStrs(b, `,"targets":`, s.Targets)
+	b = appendUint(b, `,"arrival_threshold_ms":`, s.ArrivalMs)
+	b = appendUint(b, `,"ring_bytes":`, s.RingBytes)
+	return append(b, '}')
+}
+
+func (p *Program) appendJSON(b []byte) []byte {
+	b = appendStr(b, `{"name":`, p.Name)
+	b = appendStr(b, `,"hook":`, p.Hook)
+	b = appendStr(b, `,"method":`, p.Method)
+	if p.Detail != "" {
+		b = appendStr(b, `,"detail":`, p.Detail)
+	}
+	return append(b, '}')
+}
+
+func (s *Summary) appendJSON(b []byte) []byte {
+	b = appendStr(b, `{"reason":`, s.Reason)
+	b = appendUint(b, `,"duration_ns":`, s.DurationNS)
+	b = appendUint(b, `,"lines":`, s.Lines)
+	b = appendCounts(b, `,"events":`, s.Events)
+	b = append(b, `,"kernel":`...)
+	b = s.Kernel.appendJSON(b)
+	b = append(b, `,"namespaces":[`...)
+	for i := range s.Namespaces {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(b, `{"netns":`...)
+		b = s.Namespaces[i].Netns.appendJSON(b)
+		b = appendCounts(b, `,"events":`, s.Namespaces[i].Events)
+		b = append(b, '}')
+	}
+	b = append(b, ']')
+	b = appendStrs(b, `,"blind_spots":`, s.BlindSpots)
+	return append(b, '}')
+}
+
+func (c *Counts) appendJSON(b []byte) []byte {
+	b = appendUint(b, `{"produced":`, c.Produced)
+	b = appendUint(b, `,"lost":`, c.Lost)
+	b = appendUint(b, `,"read":`, c.Read)
+	b = appendInt(b, `,"unaccounted":`, c.Unaccounted)
+	b = appendUint(b, `,"foreign":`, c.Foreign)
+	b = appendCounts(b, `,"by_program":`, c.ByProgram)
+	return append(b, '}')
+}
+
+// The helpers below take the key with what precedes it (`,"key":`).
+
+func appendUint(b []byte, key string, v uint64) []byte {
+	return strconv.AppendUint(append(b, key...), v, 10)
+}
+
+func appendInt(b []byte, key string, v int64) []byte {
+	return strconv.AppendInt(append(b, key...), v, 10)
+}
+
+func appendBool(b []byte, key string, v bool) []byte {
+	return strconv.AppendBool(append(b, key...), v)
+}
+
+func appendStr(b []byte, key, s string) []byte {
+	return appendString(append(b, key...), s)
+}
+
+func appendAddr(b []byte, key string, a netip.AddrPort) []byte {
+	b = append(b, key...)
+	if a.Addr().Zone() != "" { // a zone is any string
+		text, _ := a.AppendText(nil)
+		return appendString(b, string(text))
+	}
+	b = append(b, '"')
+	b = a.AppendTo(b)
+	return append(b, '"')
+}
+
+func appendStrs(b []byte, key string, list []string) []byte {
+	b = append(b, key...)
+	b = append(b, '[')
+	for i, s := range list {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = appendString(b, s)
+	}
+	return append(b, ']')
+}
+
+func appendCounts(b []byte, key string, m map[string]uint64) []byte {
+	b = append(b, key...)
+	b = append(b, '{')
+	for i, k := range slices.Sorted(maps.Keys(m)) {
+		b = appendKey(b, i, k)
+		b = strconv.AppendUint(b, m[k], 10)
+	}
+	return append(b, '}')
+}
+
+func appendKey(b []byte, i int, key string) []byte {
+	if i > 0 {
+		b = append(b, ',')
+	}
+	b = appendString(b, key)
+	return append(b, ':')
+}
+
+const hexDigits = "0123456789abcdef"
+
+// plain marks the bytes that stand for themselves inside a JSON string.
+var plain = func() (t [256]bool) {
+	for c := ' '; c < utf8.RuneSelf; c++ {
+		t[c] = c != '"' && c != '\\'
+	}
+	return t
+}()
+
+// appendString appends s as a JSON string. Invalid UTF-8 becomes U+FFFD;
+// U+2028 and U+2029 are escaped, since some readers take them for newlines.
+func appendString(b []byte, s string) []byte {
+	b = append(b, '"')
+	start := 0
+	for i := 0; i < len(s); {
+		c := s[i]
+		if plain[c] {
+			i++
+			continue
+		}
+		if c < utf8.RuneSelf {
+			b = append(b, s[start:i]...)
+			b = appendEscape(b, c)
+			i++
+			start = i
+			continue
+		}
+		r, size := utf8.DecodeRuneInString(s[i:])
+		switch {
+		case r == utf8.RuneError && size == 1:
+			b = append(append(b, s[start:i]...), `\ufffd`...)
+			start = i + size
+		case r == '\u2028' || r == '\u2029':
+			b = append(append(b, s[start:i]...), `\u202`...)
+			b = append(b, hexDigits[r&0xf])
+			start = i + size
+		}
+		i += size
+	}
+	b = append(b, s[start:]...)
+	return append(b, '"')
+}
+
+func appendEscape(b []byte, c byte) []byte {
+	switch c {
+	case '"', '\\':
+		return append(b, '\\', c)
+	case '\b':
+		return append(b, `\b`...)
+	case '\f':
+		return append(b, `\f`...)
+	case '\n':
+		return append(b, `\n`...)
+	case '\r':
+		return append(b, `\r`...)
+	case '\t':
+		return append(b, `\t`...)
+	}
+	return append(b, '\\', 'u', '0', '0', hexDigits[c>>4], hexDigits[c&0xf])
+}
+
+// append appends t as 2006-01-02T15:04:05.000000000Z. An int64 of nanoseconds
+// spans the years 1677 to 2262, so every field has a fixed width.
+func (t WallTime) append(b []byte) []byte {
+	const day = 24 * 60 * 60
+	sec, ns := int64(t)/1e9, int64(t)%1e9
+	if ns < 0 {
+		sec, ns = sec-1, ns+1e9
+	}
+	days, sec := sec/day, sec%day
+	if sec < 0 {
+		days, sec = days-1, sec+day
+	}
+
+	// Days since 0000-03-01: a year that begins in March ends in its leap day.
+	z := uint64(days + 719468)
+	era := z / 146097
+	doe := z % 146097
+	yoe := (doe - doe/1460 + doe/36524 - doe/146096) / 365
+	doy := doe - (365*yoe + yoe/4 - yoe/100)
+	mp := (5*doy + 2) / 153
+	year, month, mday := era*400+yoe, mp+3, doy-(153*mp+2)/5+1
+	if month > 12 {
+		year, month = year+1, month-12
+	}
+
+	var d [30]byte
+	put(d[0:4], year)
+	d[4] = '-'
+	put(d[5:7], month)
+	d[7] = '-'
+	put(d[8:10], mday)
+	d[10] = 'T'
+	put(d[11:13], uint64(sec/3600))
+	d[13] = ':'
+	put(d[14:16], uint64(sec/60%60))
+	d[16] = ':'
+	put(d[17:19], uint64(sec%60))
+	d[19] = '.'
+	put(d[20:29], uint64(ns))
+	d[29] = 'Z'
+	return append(b, d[:]...)
+}
+
+// put fills d with the decimal digits of v.
+func put(d []byte, v uint64) {
+	for i := len(d) - 1; i >= 0; i-- {
+		d[i] = byte('0' + v%10)
+		v /= 10
+	}
+}
+
+// AppendText appends t as RFC 3339 with nine digits, UTC.
+func (t WallTime) AppendText(b []byte) ([]byte, error) { return t.append(b), nil }
+
+// MarshalText returns t as RFC 3339 with nine digits, UTC.
+func (t WallTime) MarshalText() ([]byte, error) { return t.append(nil), nil }
+
+// UnmarshalText reads RFC 3339.
+func (t *WallTime) UnmarshalText(text []byte) error {
+	parsed, err := time.Parse(time.RFC3339Nano, string(text))
+	if err != nil {
+		return fmt.Errorf("wall time: %w", err)
+	}
+	ns := parsed.UnixNano()
+	if !time.Unix(0, ns).Equal(parsed) {
+		return fmt.Errorf("wall time %s is outside the years 1678 to 2261", text)
+	}
+	*t = WallTime(ns)
+	return nil
+}
+
+// String returns t as RFC 3339 with nine digits, UTC.
+func (t WallTime) String() string { return string(t.append(nil)) }
+
+var (
+	_ json.Marshaler = Event{}
+	_ fmt.Stringer   = WallTime(0)
+)
