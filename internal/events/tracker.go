@@ -92,6 +92,7 @@ type sock struct {
 	closed bool
 	past   history
 	run    run
+	sent   uint32 // tp->total_retrans when it was last seen
 	probe  struct {
 		number uint32
 		seq    uint32
@@ -111,6 +112,9 @@ type run struct {
 }
 
 func (r *run) reset() { *r = run{} }
+
+// never stands for the time of a retransmission that did not leave the socket.
+const never = 1<<64 - 1
 
 type heldReset struct {
 	rec   bpf.Record
@@ -245,6 +249,9 @@ func (t *Tracker) sock(ns *namespace, r *bpf.Record) *sock {
 	if r.SockCookie != 0 {
 		s.id.Cookie = r.SockCookie
 	}
+	if r.Kind != bpf.KindRetransmit && r.Flags&bpf.FlagFullSock != 0 {
+		s.sent = r.TotalRetrans
+	}
 	s.id.MPTCP = r.Flags&bpf.FlagMPTCP != 0
 	// The kernel clears ports and addresses when a socket closes: keep the last that were set.
 	if r.RemotePort != 0 || !s.id.Remote.IsValid() {
@@ -317,7 +324,17 @@ func (t *Tracker) retransmit(s *sock, r *bpf.Record) error {
 		s.run = run{active: true, una: r.SndUna, firstNS: r.MonoNs, count: s.run.count}
 	}
 	s.run.count++
+	// The kernel counts the segments of a retransmission before it hands them
+	// down; one that was given up before that moves nothing.
+	segments := max(1, uint32(r.SegSegs))
+	if r.ArgA != 0 && r.TotalRetrans == s.sent {
+		segments = 0
+	}
+	s.sent = r.TotalRetrans
 	s.run.times[s.run.count%8] = r.MonoNs
+	if segments == 0 {
+		s.run.times[s.run.count%8] = never
+	}
 	cause, why := retransmitCause(r)
 	t.begin(TypeRetransmit, r, s)
 	t.buf.retransmit = Retransmit{
@@ -325,7 +342,7 @@ func (t *Tracker) retransmit(s *sock, r *bpf.Record) error {
 		Attempt:   s.run.count,
 		SeqStart:  r.SegSeq,
 		SeqEnd:    r.SegEndSeq,
-		Segments:  max(1, uint32(r.SegSegs)),
+		Segments:  segments,
 		NextDueMs: nextDue(r, cause, s.run.count, int64(r.MonoNs-s.run.firstNS)/1e6, t.cfg.HZ, &s.ns.defaults),
 		Why:       why,
 	}
@@ -345,6 +362,9 @@ func (t *Tracker) recovered(s *sock, r *bpf.Record, ack uint32, exact bool) erro
 	s.run.reset()
 	t.begin(TypeRecovered, r, s)
 	last := run.times[run.count%8]
+	if last == never {
+		last = run.firstNS
+	}
 	t.buf.recovered = Recovered{
 		StalledUs:   (r.MonoNs - run.firstNS) / 1000,
 		Retransmits: run.count,
@@ -368,7 +388,7 @@ func answered(run *run, r *bpf.Record) uint32 {
 		return 0
 	}
 	for n := run.count; n > 0 && n+8 > run.count; n-- {
-		if r.MonoNs-run.times[n%8] >= uint64(r.RttMinUs)*1000 {
+		if sent := run.times[n%8]; sent != never && r.MonoNs-sent >= uint64(r.RttMinUs)*1000 {
 			return n
 		}
 	}

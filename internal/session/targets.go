@@ -1,0 +1,178 @@
+package session
+
+import (
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/sockwatch/sockwatch/internal/events"
+	"github.com/sockwatch/sockwatch/internal/evidence"
+	"github.com/sockwatch/sockwatch/internal/target"
+)
+
+// changes takes in what happened to the targets. ready says that every target
+// given has been heard of.
+func (s *session) changes(batch []target.Change, owners map[uint64]events.Owner, ready bool) error {
+	s.tracker.AddOwners(owners)
+	for _, c := range batch {
+		if err := s.change(c); err != nil {
+			return err
+		}
+	}
+	if ready && !s.ready {
+		return s.announceWhenRead()
+	}
+	return nil
+}
+
+// announceWhenRead announces once the sockets that exist have been written,
+// so that whoever waits for it finds them in the file.
+func (s *session) announceWhenRead() error {
+	if err := s.drainNow(); err != nil {
+		return err
+	}
+	return s.announce()
+}
+
+func (s *session) change(c target.Change) error {
+	switch {
+	case c.Kind == target.Attached && !c.Alias:
+		return s.attach(c)
+	case c.Kind == target.Gone && !c.Alias && c.Namespace != nil:
+		return s.detach(c)
+	}
+	t := &events.Target{Change: c.Kind.String(), Detail: c.Detail, Container: c.Container}
+	e := events.Event{Type: events.TypeTarget, Target: t, Netns: &events.Netns{Name: c.Name}}
+	if c.Namespace != nil {
+		if w := s.watch[c.Namespace.Inode]; w != nil {
+			e.Netns = &w.netns
+		}
+	}
+	if err := s.emitAt(c.MonoNS, e); err != nil {
+		return err
+	}
+	switch c.Kind {
+	case target.Waiting:
+		s.cfg.Notice(fmt.Sprintf("waiting for target %s: %s", c.Name, c.Detail))
+	case target.Gone:
+		s.left(c)
+	}
+	return nil
+}
+
+func (s *session) attach(c target.Change) error {
+	ns := c.Namespace
+	if w := s.watch[ns.Inode]; w != nil {
+		// The old namespace with this inode is gone, its end not yet told.
+		if err := s.detach(target.Change{Kind: target.Gone, Namespace: w.ns, Name: w.netns.Name, MonoNS: c.MonoNS, Detail: "replaced by " + c.Name}); err != nil {
+			return err
+		}
+		if err := s.drainNow(); err != nil {
+			return err
+		}
+	}
+	w := &watched{
+		ns:     ns,
+		netns:  events.Netns{Name: ns.Name, Generation: ns.Generation, Inode: ns.Inode, Cookie: ns.Cookie},
+		events: make(map[string]uint64),
+	}
+	var sysctls map[string]string
+	err := ns.Do(func() (err error) {
+		if sysctls, err = evidence.Sysctls(); err != nil {
+			return err
+		}
+		s.tracker.AddNamespace(w.netns, defaults(sysctls))
+		w.w, err = s.obs.Watch(ns.Inode, ns.Cookie)
+		return err
+	})
+	if err != nil {
+		s.tracker.RemoveNamespace(ns.Inode)
+		ns.Close()
+		return fmt.Errorf("watch %s: %w", ns.Name, err)
+	}
+	s.watch[ns.Inode] = w
+	now, err := evidence.MonoNow()
+	if err != nil {
+		return err
+	}
+	t := &events.Target{Change: c.Kind.String(), Detail: c.Detail, Container: ns.Container, Sysctls: sysctls}
+	if since, ok := s.gone[ns.Name]; ok {
+		t.BlindNS = now - since
+	}
+	if s.ready {
+		s.cfg.Notice(fmt.Sprintf("target %s attached (generation %d)", ns.Name, ns.Generation))
+	}
+	return s.emitAt(now, events.Event{Type: events.TypeTarget, Target: t, Netns: &w.netns})
+}
+
+// detach stops watching a namespace. Its last records may still be in the
+// ring: settle completes it when the ring has been empty.
+func (s *session) detach(c target.Change) error {
+	w := s.watch[c.Namespace.Inode]
+	if w != nil && w.ns == c.Namespace {
+		w.why = c
+		w.w.Close()
+		delete(s.watch, c.Namespace.Inode)
+		s.closing = append(s.closing, w)
+		if err := s.obs.Flush(); err != nil {
+			return err
+		}
+	}
+	s.left(c)
+	return nil
+}
+
+// left notes that a target is gone. When none can come back, that is the end.
+func (s *session) left(c target.Change) {
+	line := fmt.Sprintf("target %s is gone: %s", c.Name, c.Detail)
+	if c.Final {
+		s.final++
+	} else {
+		line += "; waiting for its return"
+	}
+	s.cfg.Notice(line)
+	if s.final == len(s.cfg.Targets) {
+		s.end(ReasonTargetsGone, ErrTargetsGone)
+	}
+}
+
+// settle finishes the namespaces that are not watched any more, once the ring
+// holds nothing of theirs.
+func (s *session) settle() error {
+	for len(s.closing) > 0 {
+		w := s.closing[0]
+		if err := s.tracker.Finish(); err != nil {
+			return err
+		}
+		sockets := s.tracker.RemoveNamespace(w.netns.Inode)
+		t := &events.Target{Change: target.Gone.String(), Detail: w.why.Detail, Container: w.ns.Container, Sockets: sockets}
+		err := s.emitAt(w.why.MonoNS, events.Event{Type: events.TypeTarget, Target: t, Netns: &w.netns})
+		s.closing = s.closing[1:]
+		s.finished = append(s.finished, events.NamespaceCounts{Netns: w.netns, Events: w.events})
+		s.gone[w.netns.Name] = w.why.MonoNS
+		w.ns.Close()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// defaults picks from a namespace's settings what sockets fall back to.
+func defaults(sysctls map[string]string) events.Defaults {
+	n := func(name string, fallback uint64) uint64 {
+		v, err := strconv.ParseUint(sysctls["net.ipv4."+name], 10, 64)
+		if err != nil {
+			return fallback
+		}
+		return v
+	}
+	second := uint64(time.Second / time.Millisecond)
+	return events.Defaults{
+		KeepaliveTimeMs:   n("tcp_keepalive_time", 7200) * second,
+		KeepaliveIntvlMs:  n("tcp_keepalive_intvl", 75) * second,
+		KeepaliveProbes:   uint32(n("tcp_keepalive_probes", 9)),
+		SynLinearTimeouts: uint32(n("tcp_syn_linear_timeouts", 0)),
+		RTOMaxMs:          int64(n("tcp_rto_max_ms", 120_000)),
+	}
+}
