@@ -217,4 +217,3 @@ func check(want Limits, files uint64) error {
 	}
 	return nil
 }
-
