@@ -41,30 +41,24 @@ int tcp_retransmit_skb(__u64 *ctx)
 	struct sock *sk = (void *)ctx[0];
 	struct sk_buff *skb = (void *)ctx[1];
 	int err = retransmit_has_err ? (int)ctx[2] : 0;
-	__u64 key = (__u64)sk;
 	struct record *r;
 	struct note *n;
 
 	if (!watches_sock(sk))
 		return 0;
-	r = reserve(PROG_RETRANSMIT_SKB, KIND_RETRANSMIT);
-	if (!r)
-		return 0;
-	fill_sock(r, sk);
-	fill_segment(r, skb);
-	r->arg_a = err;
-	submit(r);
-
+	make_cookie(sk);
 	n = note_of(sk);
-	if (n) {
-		n->run = 1;
-	} else {
-		struct note fresh = {
-			.cookie = sk->__sk_common.skc_cookie.counter,
-			.run = 1,
-		};
-		bpf_map_update_elem(&notes, &key, &fresh, BPF_ANY);
+	r = reserve(PROG_RETRANSMIT_SKB, KIND_RETRANSMIT);
+	if (r) {
+		fill_sock(r, sk, n);
+		fill_segment(r, skb);
+		r->arg_a = err;
+		submit(r);
 	}
+	if (!n)
+		n = make_note(sk);
+	if (n)
+		n->run = 1;
 	return 0;
 }
 
@@ -81,7 +75,7 @@ int tcp_retransmit_synack(__u64 *ctx)
 	r = reserve(PROG_RETRANSMIT_SYNACK, KIND_SYNACK);
 	if (!r)
 		return 0;
-	fill_sock(r, sk);
+	fill_sock(r, sk, NULL);
 	fill_tuple(r, &req->__req_common);
 	r->retransmits = req->num_retrans;
 	r->backoff = BPF_CORE_READ_BITFIELD(req, num_timeout);
@@ -105,23 +99,23 @@ int inet_sock_set_state(__u64 *ctx)
 	struct sock *sk = (void *)ctx[0];
 	int oldstate = ctx[1], newstate = ctx[2];
 	struct record *r;
+	struct note *n;
+	__u8 via = VIA_CALL;
 
 	if (!is_tcp(sk) || !watches_sock(sk))
 		return 0;
-	if (have_socket_cookie)
-		bpf_get_socket_cookie(sk);
+	make_cookie(sk);
 	if (newstate == TCP_SYN_SENT)
-		learn(sk, VIA_CONNECT, true);
+		via = VIA_CONNECT;
 	else if (newstate == TCP_LISTEN)
-		learn(sk, VIA_LISTEN, true);
+		via = VIA_LISTEN;
 	else if (newstate == TCP_FIN_WAIT1 || newstate == TCP_LAST_ACK || newstate == TCP_CLOSE)
-		learn(sk, VIA_CLOSE, false);
-	else
-		learn(sk, VIA_CALL, false);
+		via = VIA_CLOSE;
+	n = learn(sk, via, via == VIA_CONNECT || via == VIA_LISTEN);
 	r = reserve(PROG_SET_STATE, KIND_STATE);
 	if (!r)
 		return 0;
-	fill_sock(r, sk);
+	fill_sock(r, sk, n);
 	r->arg_a = oldstate;
 	r->arg_b = newstate;
 	submit(r);
@@ -170,10 +164,11 @@ int tcp_probe(__u64 *ctx)
 		return 0;
 	if (n)
 		n->run = 0;
+	make_cookie(sk);
 	r = reserve(PROG_TCP_PROBE, KIND_RECEIVE);
 	if (!r)
 		return 0;
-	fill_sock(r, sk);
+	fill_sock(r, sk, n ? n : note_of(sk));
 	fill_segment(r, skb);
 	r->seg_segs = 0; /* on receive the field holds something else */
 	r->why = why;
@@ -192,7 +187,7 @@ int tcp_receive_reset(__u64 *ctx)
 	r = reserve(PROG_RECEIVE_RESET, KIND_RESET_RECEIVED);
 	if (!r)
 		return 0;
-	fill_sock(r, sk);
+	fill_sock(r, sk, note_of(sk));
 	submit(r);
 	return 0;
 }
@@ -215,7 +210,7 @@ int tcp_send_reset(__u64 *ctx)
 	if (!r)
 		return 0;
 	if (sk)
-		fill_sock(r, sk);
+		fill_sock(r, sk, note_of(sk));
 	else
 		fill_net(r, net);
 	if (skb) {
@@ -244,7 +239,7 @@ int inet_sk_error_report(__u64 *ctx)
 	r = reserve(PROG_ERROR_REPORT, KIND_ERROR);
 	if (!r)
 		return 0;
-	fill_sock(r, sk);
+	fill_sock(r, sk, note_of(sk));
 	submit(r);
 	return 0;
 }
@@ -260,10 +255,12 @@ int tcp_destroy_sock(__u64 *ctx)
 		return 0;
 	r = reserve(PROG_DESTROY_SOCK, KIND_DESTROY);
 	if (r) {
-		fill_sock(r, sk);
+		fill_net(r, sk->__sk_common.skc_net.net);
+		r->sock_addr = key;
 		submit(r);
 	}
-	bpf_map_delete_elem(&notes, &key);
+	if (!have_sk_storage)
+		bpf_map_delete_elem(&notes_by_addr, &key);
 	return 0;
 }
 
@@ -279,8 +276,7 @@ int tcp_rcv_space_adjust(__u64 *ctx)
 	n = note_of(sk);
 	if (n && n->pid)
 		return 0;
-	if (have_socket_cookie)
-		bpf_get_socket_cookie(sk);
+	make_cookie(sk);
 	learn(sk, VIA_RECV, false);
 	return 0;
 }
@@ -300,10 +296,11 @@ int iter_tcp(struct bpf_iter__tcp *ctx)
 	if (!tp)
 		return 0;
 	sk = (struct sock *)tp;
+	make_cookie(sk);
 	r = reserve(PROG_ITER_TCP, KIND_INVENTORY);
 	if (!r)
 		return 0;
-	fill_sock(r, sk);
+	fill_sock(r, sk, NULL);
 	submit(r);
 	return 0;
 }

@@ -20,13 +20,12 @@ type ObserveCounts struct {
 }
 
 type ObserveNote struct {
-	_      structs.HostLayout
-	Cookie uint64
-	Pid    uint32
-	Via    uint8
-	Run    uint8
-	Pad    [2]uint8
-	Comm   [16]uint8
+	_    structs.HostLayout
+	Pid  uint32
+	Via  uint8
+	Run  uint8
+	Pad  [2]uint8
+	Comm [16]uint8
 }
 
 type ObserveOwnerVia uint32
@@ -181,6 +180,7 @@ const (
 	ObserveMapCounters             = "counters"
 	ObserveMapEvents               = "events"
 	ObserveMapNotes                = "notes"
+	ObserveMapNotesByAddr          = "notes_by_addr"
 	ObserveMapWatched              = "watched"
 	ObserveMapWatchedBits          = "watched_bits"
 	ObserveProgInetSkErrorReport   = "inet_sk_error_report"
@@ -196,11 +196,13 @@ const (
 	ObserveVarArrivalJiffies       = "arrival_jiffies"
 	ObserveVarEnums                = "enums"
 	ObserveVarHaveRdonlyCast       = "have_rdonly_cast"
+	ObserveVarHaveSkStorage        = "have_sk_storage"
 	ObserveVarHaveSocketCookie     = "have_socket_cookie"
 	ObserveVarHaveTaskBtf          = "have_task_btf"
 	ObserveVarRetransmitHasErr     = "retransmit_has_err"
 	ObserveVarSendResetHasReason   = "send_reset_has_reason"
 	ObserveVarSendResetSkNullable  = "send_reset_sk_nullable"
+	ObserveVarWakeupBytes          = "wakeup_bytes"
 )
 
 // LoadObserve returns the embedded CollectionSpec for Observe.
@@ -264,6 +266,7 @@ type ObserveMapSpecs struct {
 	Counters    *ebpf.MapSpec `ebpf:"counters"`
 	Events      *ebpf.MapSpec `ebpf:"events"`
 	Notes       *ebpf.MapSpec `ebpf:"notes"`
+	NotesByAddr *ebpf.MapSpec `ebpf:"notes_by_addr"`
 	Watched     *ebpf.MapSpec `ebpf:"watched"`
 	WatchedBits *ebpf.MapSpec `ebpf:"watched_bits"`
 }
@@ -275,11 +278,13 @@ type ObserveVariableSpecs struct {
 	ArrivalJiffies      *ebpf.VariableSpec `ebpf:"arrival_jiffies"`
 	Enums               *ebpf.VariableSpec `ebpf:"enums"`
 	HaveRdonlyCast      *ebpf.VariableSpec `ebpf:"have_rdonly_cast"`
+	HaveSkStorage       *ebpf.VariableSpec `ebpf:"have_sk_storage"`
 	HaveSocketCookie    *ebpf.VariableSpec `ebpf:"have_socket_cookie"`
 	HaveTaskBtf         *ebpf.VariableSpec `ebpf:"have_task_btf"`
 	RetransmitHasErr    *ebpf.VariableSpec `ebpf:"retransmit_has_err"`
 	SendResetHasReason  *ebpf.VariableSpec `ebpf:"send_reset_has_reason"`
 	SendResetSkNullable *ebpf.VariableSpec `ebpf:"send_reset_sk_nullable"`
+	WakeupBytes         *ebpf.VariableSpec `ebpf:"wakeup_bytes"`
 }
 
 // ObserveObjects contains all objects after they have been loaded into the kernel.
@@ -305,6 +310,7 @@ type ObserveMaps struct {
 	Counters    *ebpf.Map `ebpf:"counters"`
 	Events      *ebpf.Map `ebpf:"events"`
 	Notes       *ebpf.Map `ebpf:"notes"`
+	NotesByAddr *ebpf.Map `ebpf:"notes_by_addr"`
 	Watched     *ebpf.Map `ebpf:"watched"`
 	WatchedBits *ebpf.Map `ebpf:"watched_bits"`
 }
@@ -314,6 +320,7 @@ func (m *ObserveMaps) Close() error {
 		m.Counters,
 		m.Events,
 		m.Notes,
+		m.NotesByAddr,
 		m.Watched,
 		m.WatchedBits,
 	)
@@ -326,11 +333,13 @@ type ObserveVariables struct {
 	ArrivalJiffies      *ebpf.Variable `ebpf:"arrival_jiffies"`
 	Enums               *ebpf.Variable `ebpf:"enums"`
 	HaveRdonlyCast      *ebpf.Variable `ebpf:"have_rdonly_cast"`
+	HaveSkStorage       *ebpf.Variable `ebpf:"have_sk_storage"`
 	HaveSocketCookie    *ebpf.Variable `ebpf:"have_socket_cookie"`
 	HaveTaskBtf         *ebpf.Variable `ebpf:"have_task_btf"`
 	RetransmitHasErr    *ebpf.Variable `ebpf:"retransmit_has_err"`
 	SendResetHasReason  *ebpf.Variable `ebpf:"send_reset_has_reason"`
 	SendResetSkNullable *ebpf.Variable `ebpf:"send_reset_sk_nullable"`
+	WakeupBytes         *ebpf.Variable `ebpf:"wakeup_bytes"`
 }
 
 // ObservePrograms contains all programs after they have been loaded into the kernel.

@@ -17,8 +17,11 @@
 
 /* What this kernel has; set by the loader, constant to the verifier. */
 const volatile bool have_socket_cookie = true; /* bpf_get_socket_cookie in tracing, 5.12 */
+const volatile bool have_sk_storage = true;    /* bpf_sk_storage_get in tracing, 5.11 */
 const volatile bool have_task_btf = true;      /* bpf_get_current_task_btf, 5.11 */
 const volatile bool have_rdonly_cast = true;   /* bpf_rdonly_cast, 6.2 */
+
+const volatile __u64 wakeup_bytes = 1 << 20; /* records waiting that wake the reader */
 
 extern void *bpf_rdonly_cast(const void *obj, __u32 btf_id) __ksym __weak;
 
@@ -56,9 +59,8 @@ struct {
 	__type(value, __u32);
 } watched SEC(".maps");
 
-/* What is kept about a socket between hooks, by the address of its struct. */
+/* What is kept about a socket between hooks. It ends with the socket. */
 struct note {
-	__u64 cookie; /* tells a socket from an earlier one at the same address */
 	__u32 pid;
 	__u8 via;
 	__u8 run; /* a retransmission is out that nothing has acknowledged */
@@ -67,11 +69,19 @@ struct note {
 };
 
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct note);
+} notes SEC(".maps");
+
+/* The same where tracing programs have no socket storage: by address, deleted by tcp_destroy_sock. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);
 	__type(key, __u64);
 	__type(value, struct note);
-} notes SEC(".maps");
+} notes_by_addr SEC(".maps");
 
 static __always_inline bool watches(__u32 inode)
 {
@@ -105,9 +115,15 @@ static __always_inline struct record *reserve(__u32 program, __u8 kind)
 	return r;
 }
 
+/*
+ * The reader looks every few milliseconds by itself; waking it for each record
+ * would cost more than all the rest. It is woken when the ring fills.
+ */
 static __always_inline void submit(struct record *r)
 {
-	bpf_ringbuf_submit(r, 0);
+	__u64 waiting = bpf_ringbuf_query(&events, BPF_RB_AVAIL_DATA);
+
+	bpf_ringbuf_submit(r, waiting >= wakeup_bytes ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP);
 }
 
 static __always_inline void fill_net(struct record *r, const struct net *net)
@@ -217,15 +233,32 @@ static __always_inline __u64 inode_of(const struct sock *sk)
 	return socket->file->f_inode->i_ino;
 }
 
-static __always_inline struct note *note_of(const struct sock *sk)
+/* Makes sk_cookie if nobody asked for it before. */
+static __always_inline void make_cookie(struct sock *sk)
+{
+	if (have_socket_cookie && !sk->__sk_common.skc_cookie.counter)
+		bpf_get_socket_cookie(sk);
+}
+
+static __always_inline struct note *note_of(struct sock *sk)
 {
 	__u64 key = (__u64)sk;
-	struct note *n = bpf_map_lookup_elem(&notes, &key);
 
-	/* The address may have belonged to another socket before. */
-	if (n && n->cookie == (__u64)sk->__sk_common.skc_cookie.counter)
-		return n;
-	return NULL;
+	if (have_sk_storage)
+		return bpf_sk_storage_get(&notes, sk, NULL, 0);
+	return bpf_map_lookup_elem(&notes_by_addr, &key);
+}
+
+/* The socket's note, made if there is none yet; NULL only when out of memory. */
+static __always_inline struct note *make_note(struct sock *sk)
+{
+	__u64 key = (__u64)sk;
+	struct note none = {};
+
+	if (have_sk_storage)
+		return bpf_sk_storage_get(&notes, sk, &none, BPF_SK_STORAGE_GET_F_CREATE);
+	bpf_map_update_elem(&notes_by_addr, &key, &none, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&notes_by_addr, &key);
 }
 
 /*
@@ -246,28 +279,26 @@ static __always_inline bool in_user(const struct sock *sk)
 	return true;
 }
 
-static __always_inline void learn(const struct sock *sk, __u8 via, bool replace)
-{
-	__u64 key = (__u64)sk;
-	struct note *old, n = {};
-
-	if (!in_user(sk))
-		return;
-	old = note_of(sk);
-	if (old && old->pid && !replace)
-		return;
-	n.cookie = sk->__sk_common.skc_cookie.counter;
-	n.pid = bpf_get_current_pid_tgid() >> 32;
-	n.via = via;
-	n.run = old ? old->run : 0;
-	bpf_get_current_comm(n.comm, sizeof(n.comm));
-	bpf_map_update_elem(&notes, &key, &n, BPF_ANY);
-}
-
-static __always_inline void fill_owner(struct record *r, const struct sock *sk)
+/* Notes the running task as the socket's owner, if it is one; returns the note. */
+static __always_inline struct note *learn(struct sock *sk, __u8 via, bool replace)
 {
 	struct note *n = note_of(sk);
 
+	if ((n && n->pid && !replace) || !in_user(sk))
+		return n;
+	if (!n)
+		n = make_note(sk);
+	if (!n)
+		return NULL;
+	n->pid = bpf_get_current_pid_tgid() >> 32;
+	n->via = via;
+	bpf_get_current_comm(n->comm, sizeof(n->comm));
+	return n;
+}
+
+static __always_inline void fill_owner(struct record *r, const struct sock *sk,
+				       const struct note *n)
+{
 	if (sk->sk_lock.owned)
 		r->flags |= FLAG_USER;
 	if (!n)
@@ -278,12 +309,10 @@ static __always_inline void fill_owner(struct record *r, const struct sock *sk)
 }
 
 /* What there is of a socket: requests and time-wait are only a sock_common. */
-static __always_inline void fill_sock(struct record *r, struct sock *sk)
+static __always_inline void fill_sock(struct record *r, struct sock *sk, const struct note *n)
 {
 	struct tcp_sock *tp;
 
-	if (have_socket_cookie)
-		bpf_get_socket_cookie(sk); /* makes sk_cookie if nobody asked before */
 	fill_net(r, sk->__sk_common.skc_net.net);
 	fill_tuple(r, &sk->__sk_common);
 	r->sock_addr = (__u64)sk;
@@ -291,7 +320,7 @@ static __always_inline void fill_sock(struct record *r, struct sock *sk)
 	if (r->state == TCP_TIME_WAIT || r->state == TCP_NEW_SYN_RECV)
 		return;
 	r->sock_inode = inode_of(sk);
-	fill_owner(r, sk);
+	fill_owner(r, sk, n);
 	tp = bpf_skc_to_tcp_sock(sk);
 	if (tp)
 		fill_tcp(r, sk, tp);

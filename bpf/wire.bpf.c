@@ -55,14 +55,8 @@ int wire_netfilter(struct bpf_nf_ctx *ctx)
 			if (seg.len == 0 && seg.seq == tp->rcv_nxt - 1)
 				why = WIRE_PROBE;
 			if ((tp->inet_conn.icsk_retransmits || tp->retrans_out) &&
-			    (__s32)(seg.ack - tp->snd_una) > 0 && (__s32)(seg.ack - tp->snd_nxt) <= 0) {
-				struct note *n = note_of(sk);
-
-				if (n && n->run) {
-					n->run = 0;
-					why |= WIRE_ACKED;
-				}
-			}
+			    (__s32)(seg.ack - tp->snd_una) > 0 && (__s32)(seg.ack - tp->snd_nxt) <= 0)
+				why |= WIRE_ACKED;
 		}
 	}
 	if (!why)
@@ -79,7 +73,7 @@ int wire_netfilter(struct bpf_nf_ctx *ctx)
 		r->sock_cookie = sk->__sk_common.skc_cookie.counter;
 		r->sock_inode = inode_of(sk);
 		fill_tcp(r, sk, tp);
-		fill_owner(r, sk);
+		fill_owner(r, sk, NULL);
 	} else {
 		r->flags |= FLAG_NO_SOCK;
 		fill_addresses(r, skb, !out);

@@ -20,13 +20,12 @@ type WireCounts struct {
 }
 
 type WireNote struct {
-	_      structs.HostLayout
-	Cookie uint64
-	Pid    uint32
-	Via    uint8
-	Run    uint8
-	Pad    [2]uint8
-	Comm   [16]uint8
+	_    structs.HostLayout
+	Pid  uint32
+	Via  uint8
+	Run  uint8
+	Pad  [2]uint8
+	Comm [16]uint8
 }
 
 type WireRecord struct {
@@ -107,15 +106,18 @@ const (
 	WireMapCounters          = "counters"
 	WireMapEvents            = "events"
 	WireMapNotes             = "notes"
+	WireMapNotesByAddr       = "notes_by_addr"
 	WireMapWatched           = "watched"
 	WireMapWatchedBits       = "watched_bits"
 	WireProgWireNetfilter    = "wire_netfilter"
 	WireProgWirePacket       = "wire_packet"
 	WireVarHaveRdonlyCast    = "have_rdonly_cast"
+	WireVarHaveSkStorage     = "have_sk_storage"
 	WireVarHaveSocketCookie  = "have_socket_cookie"
 	WireVarHaveTaskBtf       = "have_task_btf"
 	WireVarPacketNetnsCookie = "packet_netns_cookie"
 	WireVarPacketNetnsInode  = "packet_netns_inode"
+	WireVarWakeupBytes       = "wakeup_bytes"
 )
 
 // LoadWire returns the embedded CollectionSpec for Wire.
@@ -171,6 +173,7 @@ type WireMapSpecs struct {
 	Counters    *ebpf.MapSpec `ebpf:"counters"`
 	Events      *ebpf.MapSpec `ebpf:"events"`
 	Notes       *ebpf.MapSpec `ebpf:"notes"`
+	NotesByAddr *ebpf.MapSpec `ebpf:"notes_by_addr"`
 	Watched     *ebpf.MapSpec `ebpf:"watched"`
 	WatchedBits *ebpf.MapSpec `ebpf:"watched_bits"`
 }
@@ -180,10 +183,12 @@ type WireMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type WireVariableSpecs struct {
 	HaveRdonlyCast    *ebpf.VariableSpec `ebpf:"have_rdonly_cast"`
+	HaveSkStorage     *ebpf.VariableSpec `ebpf:"have_sk_storage"`
 	HaveSocketCookie  *ebpf.VariableSpec `ebpf:"have_socket_cookie"`
 	HaveTaskBtf       *ebpf.VariableSpec `ebpf:"have_task_btf"`
 	PacketNetnsCookie *ebpf.VariableSpec `ebpf:"packet_netns_cookie"`
 	PacketNetnsInode  *ebpf.VariableSpec `ebpf:"packet_netns_inode"`
+	WakeupBytes       *ebpf.VariableSpec `ebpf:"wakeup_bytes"`
 }
 
 // WireObjects contains all objects after they have been loaded into the kernel.
@@ -209,6 +214,7 @@ type WireMaps struct {
 	Counters    *ebpf.Map `ebpf:"counters"`
 	Events      *ebpf.Map `ebpf:"events"`
 	Notes       *ebpf.Map `ebpf:"notes"`
+	NotesByAddr *ebpf.Map `ebpf:"notes_by_addr"`
 	Watched     *ebpf.Map `ebpf:"watched"`
 	WatchedBits *ebpf.Map `ebpf:"watched_bits"`
 }
@@ -218,6 +224,7 @@ func (m *WireMaps) Close() error {
 		m.Counters,
 		m.Events,
 		m.Notes,
+		m.NotesByAddr,
 		m.Watched,
 		m.WatchedBits,
 	)
@@ -228,10 +235,12 @@ func (m *WireMaps) Close() error {
 // It can be passed to LoadWireObjects or ebpf.CollectionSpec.LoadAndAssign.
 type WireVariables struct {
 	HaveRdonlyCast    *ebpf.Variable `ebpf:"have_rdonly_cast"`
+	HaveSkStorage     *ebpf.Variable `ebpf:"have_sk_storage"`
 	HaveSocketCookie  *ebpf.Variable `ebpf:"have_socket_cookie"`
 	HaveTaskBtf       *ebpf.Variable `ebpf:"have_task_btf"`
 	PacketNetnsCookie *ebpf.Variable `ebpf:"packet_netns_cookie"`
 	PacketNetnsInode  *ebpf.Variable `ebpf:"packet_netns_inode"`
+	WakeupBytes       *ebpf.Variable `ebpf:"wakeup_bytes"`
 }
 
 // WirePrograms contains all programs after they have been loaded into the kernel.

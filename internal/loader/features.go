@@ -57,9 +57,11 @@ type kernel struct {
 	sendResetHasReason bool
 	sendResetNoSocket  bool // fires for segments without a socket
 	socketCookie       bool
+	skStorage          bool
 	taskBTF            bool
 	rdonlyCast         bool
 	netnsCookie        bool
+	resetReasons       map[int32]string
 }
 
 // ErrNoBTF is returned where the kernel was built without BTF.
@@ -101,10 +103,25 @@ func kernelFrom(spec *btf.Spec) kernel {
 		sendResetHasReason: args("tcp_send_reset") >= 3,
 		sendResetNoSocket:  args("tcp_send_reset") >= 3,
 		socketCookie:       hasFunc("bpf_get_socket_ptr_cookie"),
+		skStorage:          hasFunc("bpf_sk_storage_get_tracing"),
 		taskBTF:            hasFunc("bpf_get_current_task_btf"),
 		rdonlyCast:         hasFunc("bpf_rdonly_cast"),
 		netnsCookie:        hasMember(spec, "net", "net_cookie"),
+		resetReasons:       resetReasons(spec),
 	}
+}
+
+// resetReasons reads enum sk_rst_reason: its numbers differ between kernels.
+func resetReasons(spec *btf.Spec) map[int32]string {
+	var enum *btf.Enum
+	if spec.TypeByName("sk_rst_reason", &enum) != nil {
+		return nil
+	}
+	names := make(map[int32]string, len(enum.Values))
+	for _, v := range enum.Values {
+		names[int32(v.Value)] = strings.TrimPrefix(v.Name, "SK_RST_REASON_")
+	}
+	return names
 }
 
 func hasMember(spec *btf.Spec, structName, member string) bool {

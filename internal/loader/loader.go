@@ -133,10 +133,12 @@ func (o *Observer) prepare(spec *ebpf.CollectionSpec) error {
 	}
 	for name, value := range map[string]any{
 		"have_socket_cookie":    o.kernel.socketCookie,
+		"have_sk_storage":       o.kernel.skStorage,
 		"have_task_btf":         o.kernel.taskBTF,
 		"have_rdonly_cast":      o.kernel.rdonlyCast,
 		"retransmit_has_err":    o.kernel.retransmitHasErr,
 		"send_reset_has_reason": o.kernel.sendResetHasReason,
+		"wakeup_bytes":          o.opts.RingBytes / 8,
 		"arrival_jiffies":       uint32(max(1, uint64(o.opts.ArrivalThreshold)*hz/uint64(time.Second))),
 	} {
 		v, ok := spec.Variables[name]
@@ -186,7 +188,7 @@ func (o *Observer) wireSpec() (*ebpf.CollectionSpec, error) {
 // shared are the maps that both objects use. Their .rodata stays their own.
 func (o *Observer) shared() map[string]*ebpf.Map {
 	shared := make(map[string]*ebpf.Map)
-	for _, name := range []string{"events", "counters", "watched_bits", "watched", "notes"} {
+	for _, name := range []string{"events", "counters", "watched_bits", "watched", "notes", "notes_by_addr"} {
 		shared[name] = o.objs.Maps[name]
 	}
 	return shared
@@ -233,6 +235,10 @@ func (o *Observer) WireMethod() string {
 	}
 	return MethodPacket
 }
+
+// ResetReasons names the reasons of tcp_send_reset on this kernel, without
+// their prefix; empty where it gives none.
+func (o *Observer) ResetReasons() map[int32]string { return o.kernel.resetReasons }
 
 // BlindSpots names what cannot be seen on this kernel.
 func (o *Observer) BlindSpots() []string {
@@ -486,6 +492,33 @@ func (o *Observer) Counts() (Counts, error) {
 		c.Missed[p.id] = stats.RecursionMisses
 	}
 	return c, nil
+}
+
+// RunTime is how often a program ran and for how long in all. The kernel
+// counts only while statistics are on (kernel.bpf_stats_enabled).
+type RunTime struct {
+	Runs uint64
+	Time time.Duration
+}
+
+// RunTimes reads the kernel's statistics of each program, by name.
+func (o *Observer) RunTimes() (map[string]RunTime, error) {
+	progs := make(map[string]*ebpf.Program)
+	for name, p := range o.objs.Programs {
+		progs[name] = p
+	}
+	if o.wire != nil {
+		progs["wire"] = o.wire.Programs["wire_netfilter"]
+	}
+	times := make(map[string]RunTime, len(progs))
+	for name, p := range progs {
+		st, err := p.Stats()
+		if err != nil {
+			return nil, fmt.Errorf("read the statistics of %s: %w", name, err)
+		}
+		times[name] = RunTime{Runs: st.RunCount, Time: st.Runtime}
+	}
+	return times, nil
 }
 
 // Detach removes the host-wide programs. Records that are in the ring stay
