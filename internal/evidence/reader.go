@@ -76,7 +76,11 @@ func (r *Reader) Next(e *events.Event) error {
 		*e = events.Event{}
 		return &LineError{Line: r.line, Err: err}
 	}
-	if want := r.last + 1; e.Seq != want {
+	want := r.last + 1
+	if e.Session != nil && e.Seq == 1 {
+		want = 1 // a session that was appended
+	}
+	if e.Seq != want {
 		r.gaps = append(r.gaps, Gap{Line: r.line, Want: want, Got: e.Seq})
 	}
 	r.last = e.Seq

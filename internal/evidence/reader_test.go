@@ -107,6 +107,7 @@ func TestReadAll(t *testing.T) {
 		{"line repeated", l[0] + l[1] + l[1] + l[2], 4, false, []Gap{{3, 3, 2}}, false},
 		{"swapped", l[0] + l[2] + l[1] + l[3], 4, false, []Gap{{2, 2, 3}, {3, 4, 2}, {4, 3, 4}}, true},
 		{"appended to", strings.Join(l, "") + second[0], 5, false, nil, false},
+		{"appended to, numbered anew", strings.Join(l, "") + l[0] + l[1], 6, false, nil, false},
 		{"longer than the buffer", strings.Join(long, ""), 3, false, nil, true},
 		{"long and cut", long[0] + long[1][:200<<10], 1, true, nil, false},
 		{"unknown field and type", l[0] + `{"seq":2,"type":"drop","mono_ns":1,"drop":{"reason":"X"},"new":1}` + "\n", 2, false, nil, false},
