@@ -50,6 +50,13 @@ func (n *Namespace) Do(f func() error) error {
 		// Never unlocked unless the thread is back: the runtime ends the thread
 		// of a goroutine that exits locked.
 		runtime.LockOSThread()
+		if unix.Gettid() == os.Getpid() {
+			// The main thread cannot be ended, and /proc/self is its view.
+			// While it is held here another thread is used.
+			errc <- n.Do(f)
+			runtime.UnlockOSThread()
+			return
+		}
 		orig, err := netns.Get()
 		if err != nil {
 			runtime.UnlockOSThread()
@@ -162,6 +169,15 @@ var nsfsDev = sync.OnceValue(func() uint64 {
 func namedPath(name string) string { return filepath.Join(netnsDir, name) }
 
 func procPath(pid int) string { return "/proc/" + strconv.Itoa(pid) + "/ns/net" }
+
+// hostPath is the file of the host's namespace. In a sandbox root may not look
+// at process 1; there this process stands for it.
+func hostPath() string {
+	if _, ok := fileID(procPath(1)); ok {
+		return procPath(1)
+	}
+	return "/proc/self/ns/net"
+}
 
 // named lists the named namespaces.
 func named() []string {

@@ -95,7 +95,7 @@ func (r *resolver) resolve(ctx context.Context, s Spec) (found, error) {
 	case Path:
 		return r.file(s, s.Name, "no such file")
 	case Host:
-		return r.file(s, procPath(1), "process 1 cannot be seen; is /proc mounted?")
+		return r.file(s, hostPath(), "cannot be seen; is /proc mounted?")
 	}
 	return found{}, fail(s, ErrBadSpec, nil, "unknown kind %d", s.Kind)
 }

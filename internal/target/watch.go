@@ -203,7 +203,7 @@ func (s Spec) path() string {
 	case Path:
 		return s.Name
 	case Host:
-		return procPath(1)
+		return hostPath()
 	}
 	return ""
 }
@@ -223,7 +223,10 @@ func attachDetail(f found) string {
 	case Path:
 		return "namespace file"
 	}
-	return "host"
+	if hostPath() != procPath(1) {
+		return "namespace of this process, which may not look at process 1"
+	}
+	return "namespace of process 1"
 }
 
 // run owns the state of the Watcher.
