@@ -80,7 +80,7 @@ type WallTime int64
 // Netns is the network namespace an event happened in.
 type Netns struct {
 	Name       string `json:"name" jsonschema_description:"The target's name, as given on the command line."`
-	Generation int    `json:"generation" jsonschema:"minimum=1" jsonschema_description:"1 for the first namespace seen under this name, one more each time it was re-created."`
+	Generation int    `json:"generation" jsonschema:"minimum=0" jsonschema_description:"1 for the first namespace seen under this name, one more each time it was re-created; 0: none was attached yet."`
 	Inode      uint32 `json:"inode" jsonschema_description:"Inode of the namespace (net->ns.inum); the kernel reuses it after the namespace is gone."`
 	Cookie     uint64 `json:"cookie" jsonschema_description:"net->net_cookie, never reused until reboot; 0 where the kernel has none."`
 }

@@ -16,7 +16,7 @@ func exampleOf(t testing.TB, typ Type) *Event {
 	return nil
 }
 
-// examples returns one plausible event of each type, in the order of allTypes:
+// examples returns one plausible event of each type, in the order of types:
 // a connection from a client (198.18.0.2) to a node whose link was cut. They
 // are the golden lines and the examples of docs/events.md.
 func examples() []*Event {
@@ -25,8 +25,8 @@ func examples() []*Event {
 		return &Event{Seq: seq, Type: typ, MonoNS: mono, Time: WallTime(boot + mono)}
 	}
 	netns := Netns{Name: "controlplane", Generation: 1, Inode: 4026532301, Cookie: 8193}
-	local := netip.MustParseAddrPort("198.18.0.3:50000")
-	sock := Sock{Cookie: 20481, Family: "inet", Local: local, Remote: netip.MustParseAddrPort("198.18.0.4:50000")}
+	local := mustAddr("198.18.0.3:50000")
+	sock := Sock{Cookie: 20481, Family: "inet", Local: local, Remote: mustAddr("198.18.0.4:50000")}
 	owner := Owner{PID: 4711, Comm: "apid", Via: "connect"}
 	tcp := TCP{
 		State: "ESTABLISHED", SndUna: 2_147_484_000, SndNxt: 2_147_487_072, WriteSeq: 2_147_487_072,
@@ -149,3 +149,5 @@ func examples() []*Event {
 		lost,
 	}
 }
+
+func mustAddr(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }

@@ -27,12 +27,6 @@ var (
 	equateEvents = cmp.Options{cmpopts.EquateEmpty(), equateAddrs}
 )
 
-// allTypes lists every type, in the order of Event's parts.
-var allTypes = []Type{
-	TypeSession, TypeSummary, TypeTarget, TypeInventory, TypeRetransmit, TypeProbe, TypeState, TypeReset,
-	TypeAbort, TypeRecovered, TypeArrival, TypeError, TypeMark, TypeClock, TypeLost,
-}
-
 // reflective is Event without its methods: encoding/json sees only the tags.
 type reflective Event
 
@@ -156,7 +150,7 @@ func ofType(e Event, typ Type) *Event {
 	v := reflect.ValueOf(&e).Elem()
 	for i := range v.NumField() {
 		name := jsonName(v.Type().Field(i))
-		for _, other := range allTypes {
+		for _, other := range types {
 			if name == string(other) && other != typ {
 				v.Field(i).SetZero()
 			}
@@ -192,7 +186,7 @@ func TestAppendJSONEqualsTags(t *testing.T) {
 	(&filler{r: r, always: true}).fill(reflect.ValueOf(&full).Elem())
 	t.Run("full", func(t *testing.T) { check(t, &full) })
 	t.Run("zero", func(t *testing.T) { check(t, &Event{}) })
-	for _, typ := range allTypes {
+	for _, typ := range types {
 		t.Run(string(typ), func(t *testing.T) {
 			e := ofType(full, typ)
 			check(t, e)
@@ -246,7 +240,7 @@ func TestAllTypesListed(t *testing.T) {
 			parts = append(parts, Type(name))
 		}
 	}
-	if diff := cmp.Diff(allTypes, parts); diff != "" {
+	if diff := cmp.Diff(types, parts); diff != "" {
 		t.Errorf("types and parts of Event differ (-types +parts):\n%s", diff)
 	}
 }
@@ -322,8 +316,8 @@ func TestMarshalJSON(t *testing.T) {
 // TestGolden pins one line of each type, byte for byte.
 func TestGolden(t *testing.T) {
 	for i, e := range examples() {
-		if e.Type != allTypes[i] {
-			t.Fatalf("example %d has type %s, want %s", i, e.Type, allTypes[i])
+		if e.Type != types[i] {
+			t.Fatalf("example %d has type %s, want %s", i, e.Type, types[i])
 		}
 		path := filepath.Join("testdata", string(e.Type)+".jsonl")
 		line := append(e.AppendJSON(nil), '\n')
@@ -352,7 +346,7 @@ func TestGolden(t *testing.T) {
 // TestAppendJSONAllocs: what a socket's events cost is copying.
 func TestAppendJSONAllocs(t *testing.T) {
 	buf := make([]byte, 0, 8192)
-	for _, typ := range allTypes {
+	for _, typ := range types {
 		e := exampleOf(t, typ)
 		if e.Sock == nil {
 			continue
@@ -365,7 +359,7 @@ func TestAppendJSONAllocs(t *testing.T) {
 
 func BenchmarkAppendJSON(b *testing.B) {
 	buf := make([]byte, 0, 8192)
-	for _, typ := range allTypes {
+	for _, typ := range types {
 		e := exampleOf(b, typ)
 		b.Run(string(typ), func(b *testing.B) {
 			b.ReportAllocs()
@@ -390,7 +384,7 @@ func FuzzEventRoundTrip(f *testing.F) {
 		seeds++
 	}
 	f.Add([]byte(`{"time":"2262-04-11T23:47:16.854775807Z","sock":{"local":"[fe80::1%e\u2028\"]:1","remote":""}}`))
-	if seeds < len(allTypes) {
+	if seeds < len(types) {
 		f.Fatalf("only %d seeds", seeds)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {

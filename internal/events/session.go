@@ -25,7 +25,7 @@ type Session struct {
 type Program struct {
 	Name   string `json:"name" jsonschema_description:"Name of the program, as in lost.by and summary.kernel.by_program."`
 	Hook   string `json:"hook" jsonschema_description:"Where it runs."`
-	Method string `json:"method" jsonschema_description:"tp_btf, netfilter, packet or none."`
+	Method string `json:"method" jsonschema:"enum=tp_btf,enum=iter,enum=netfilter,enum=packet,enum=none" jsonschema_description:"How it is attached; none: it is not, see detail."`
 	Detail string `json:"detail,omitempty" jsonschema_description:"Why it is not attached, or what is lost; absent when there is nothing to say."`
 }
 

@@ -278,8 +278,10 @@ func appendPrintable(b, s []byte) []byte {
 			b = append(b, s[:size]...)
 		case r < 0x20 || r == 0x7f:
 			b = fmt.Appendf(b, `\x%02x`, r)
-		default:
+		case r <= 0xffff:
 			b = fmt.Appendf(b, `\u%04x`, r)
+		default:
+			b = fmt.Appendf(b, `\U%08x`, r)
 		}
 		s = s[size:]
 	}

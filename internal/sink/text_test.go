@@ -1,0 +1,205 @@
+package sink
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"net/netip"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/sockwatch/sockwatch/internal/events"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+// textEvents are the golden lines in the order of their times, and the
+// variants of them that read differently.
+func textEvents(t testing.TB) []*events.Event {
+	t.Helper()
+	all := examples(t)
+	of := func(typ events.Type, change func(*events.Event)) {
+		for _, e := range examples(t) {
+			if e.Type == typ {
+				e.MonoNS += 60e9
+				change(e)
+				all = append(all, e)
+			}
+		}
+	}
+	of(events.TypeRetransmit, func(e *events.Event) {
+		e.Retransmit.Cause, e.Retransmit.Why, e.Retransmit.NextDueMs = "undecided", "ca_state Open with timer retrans fits no known path", -1
+		e.Retransmit.Segments = 3
+	})
+	of(events.TypeRetransmit, func(e *events.Event) {
+		e.Retransmit.Cause, e.Retransmit.SendError, e.TCP = "synack", "ENOBUFS", nil
+	})
+	of(events.TypeReset, func(e *events.Event) {
+		e.Reset.Direction, e.Reset.Reason, e.Reset.Socket, e.Reset.Trigger = "received", "", true, nil
+	})
+	of(events.TypeAbort, func(e *events.Event) {
+		e.Abort = &events.Abort{By: "peer", Cause: "reset-received", Why: "a RST was received and accepted"}
+		e.TCP.UnackedBytes, e.TCP.SinceLastAckUs = 0, -1
+	})
+	of(events.TypeRecovered, func(e *events.Event) {
+		e.Recovered.Exact, e.Recovered.Answered, e.Recovered.Retransmits = false, 0, 1
+	})
+	of(events.TypeInventory, func(e *events.Event) {
+		e.Sock.Family, e.Sock.Local, e.Sock.Remote = "inet6", addr("[::]:443"), addr("[::]:0")
+		e.TCP.State, e.Owner.Comm = "LISTEN", "evil\x1b[31m\n\u202ename"
+	})
+	of(events.TypeMark, func(e *events.Event) {
+		e.Mark.Kind, e.Mark.Text = "note", "two\nlines \x1b]0;title\a and \u200bnothing"
+	})
+	of(events.TypeTarget, func(e *events.Event) {
+		e.Target = &events.Target{Change: "gone", Detail: "namespace deleted", Sockets: 1}
+	})
+	of(events.TypeSession, func(e *events.Event) {
+		e.Session.Programs[1].Method = "none"
+		e.MonoNS -= 60e9
+	})
+	return all
+}
+
+func TestTextGolden(t *testing.T) {
+	for _, tt := range []struct {
+		path   string
+		colour bool
+	}{
+		{"testdata/text.golden", false},
+		{"testdata/text-colour.golden", true},
+	} {
+		var b bytes.Buffer
+		s := NewText(&b, tt.colour)
+		for _, e := range textEvents(t) {
+			if err := s.Write(e); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if b.Len() != 0 {
+			t.Error("written before it was flushed")
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if *update {
+			if err := os.WriteFile(tt.path, b.Bytes(), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(tt.path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(b.Bytes(), want) {
+			t.Errorf("%s differs (run with -update if it was meant to change)\n got:\n%s\nwant:\n%s", tt.path, b.Bytes(), want)
+		}
+	}
+}
+
+func TestPrintable(t *testing.T) {
+	for in, want := range map[string]string{
+		"talosctl → apid é 漢 ±": "talosctl → apid é 漢 ±",
+		"\x1b[2J\a\r\n\t\x00":   `\x1b[2J\x07\x0d\x0a\x09\x00`,
+		"\x7f\u0080\u009b31m":   `\x7f\u0080\u009b31m`,
+		"\x9b31m\xff":           `\x9b31m\xff`,
+		"\u202e\u2066\u200e":    `\u202e\u2066\u200e`,
+		"a\u200bb\u200d\ufeff":  `a\u200bb\u200d\ufeff`,
+		"\u00a0\u2028\u3000":    `\u00a0\u2028\u3000`,
+		"\u3164\u115f\ufe0f":    `\u3164\u115f\ufe0f`,
+		"\U000e0041\U000e0100":  `\U000e0041\U000e0100`,
+		"\ufffd\ue000\u0378":    "\ufffd" + `\ue000\u0378`,
+	} {
+		if got := string(appendPrintable(nil, []byte(in))); got != want {
+			t.Errorf("appendPrintable(%q) = %q, want %q", in, got, want)
+		}
+	}
+}
+
+var colourCode = regexp.MustCompile(`\x1b\[(2|31|32|33|36|0)m`)
+
+// FuzzTextHarmless: whatever an event says, it makes one line that a terminal
+// shows as it is.
+func FuzzTextHarmless(f *testing.F) {
+	seeds := 0
+	for _, e := range textEvents(f) {
+		f.Add(e.AppendJSON(nil), "\x1b[31m\u202e\u200b\n\xff")
+		seeds++
+	}
+	if seeds < 15 {
+		f.Fatalf("only %d seeds", seeds)
+	}
+	f.Fuzz(func(t *testing.T, line []byte, evil string) {
+		var e events.Event
+		if json.Unmarshal(line, &e) != nil {
+			return
+		}
+		infect(&e, evil)
+		for _, colour := range []bool{false, true} {
+			var b bytes.Buffer
+			s := NewText(&b, colour)
+			for range 2 {
+				if err := s.Write(&e); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := s.Close(); err != nil {
+				t.Fatal(err)
+			}
+			out := b.String()
+			if colour {
+				if strings.Count(out, "\x1b[0m")*2 != strings.Count(out, "\x1b[") {
+					t.Fatalf("colours do not pair: %q", out)
+				}
+				out = colourCode.ReplaceAllString(out, "")
+			}
+			if strings.Count(out, "\n") != 2 || !strings.HasSuffix(out, "\n") {
+				t.Fatalf("not one line: %q", out)
+			}
+			if !utf8.ValidString(out) {
+				t.Fatalf("invalid UTF-8: %q", out)
+			}
+			for _, r := range out {
+				if r != '\n' && !unicode.IsPrint(r) {
+					t.Fatalf("%U in %q", r, out)
+				}
+			}
+		}
+	})
+}
+
+// infect puts s wherever a name can come from outside.
+func infect(e *events.Event, s string) {
+	if e.Netns != nil {
+		e.Netns.Name += s
+	}
+	if e.Owner != nil {
+		e.Owner.Comm += s
+	}
+	if e.Mark != nil {
+		e.Mark.Text, e.Mark.By = e.Mark.Text+s, e.Mark.By+s
+	}
+	if e.Target != nil {
+		e.Target.Detail, e.Target.Container = e.Target.Detail+s, s+e.Target.Container
+	}
+	if e.Session != nil {
+		e.Session.Hostname += s
+		e.Session.Targets = append(e.Session.Targets, s)
+	}
+	if e.Lost != nil {
+		e.Lost.By = map[string]uint64{s: 1}
+	}
+	if e.Sock != nil && e.Sock.Local.Addr().Is6() {
+		e.Sock.Local = withZone(e.Sock.Local, s)
+	}
+}
+
+func addr(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
+
+func withZone(a netip.AddrPort, zone string) netip.AddrPort {
+	return netip.AddrPortFrom(a.Addr().WithZone(zone), a.Port())
+}
