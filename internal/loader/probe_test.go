@@ -1,0 +1,50 @@
+package loader
+
+import (
+	"os"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestProbe(t *testing.T) {
+	if os.Geteuid() != 0 {
+		if os.Getenv("CI") != "" {
+			t.Fatal("not root, but CI is set: this test has to run")
+		}
+		t.Skip("needs root")
+	}
+	var before, after unix.Stat_t
+	if err := unix.Stat("/proc/self/ns/net", &before); err != nil {
+		t.Fatal(err)
+	}
+	features, blind, err := Probe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Stat("/proc/self/ns/net", &after); err != nil {
+		t.Fatal(err)
+	}
+	if before.Ino != after.Ino {
+		t.Error("the process is in another namespace afterwards")
+	}
+
+	// It says what Open would do.
+	o, err := Open(Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer o.Close()
+	if !slices.Equal(features, o.Features()) {
+		t.Errorf("Probe says\n%+v\nOpen does\n%+v", features, o.Features())
+	}
+	if !slices.Equal(blind, o.BlindSpots()) {
+		t.Errorf("Probe says %q, Open %q", blind, o.BlindSpots())
+	}
+	for _, f := range features {
+		if f.Err == nil && f.Method == MethodNone || f.Err != nil && f.Method != MethodNone {
+			t.Errorf("%s: method %s, error %v", f.Name, f.Method, f.Err)
+		}
+	}
+}
