@@ -105,7 +105,7 @@ type Owner struct {
 // TCP is the socket's TCP state when the hook ran. Names are the kernel's
 // (struct tcp_sock, struct inet_connection_sock) unless a unit is added.
 type TCP struct {
-	State         string `json:"state" jsonschema:"enum=ESTABLISHED,enum=SYN_SENT,enum=SYN_RECV,enum=FIN_WAIT1,enum=FIN_WAIT2,enum=TIME_WAIT,enum=CLOSE,enum=CLOSE_WAIT,enum=LAST_ACK,enum=LISTEN,enum=CLOSING,enum=NEW_SYN_RECV" jsonschema_description:"sk->sk_state at the hook (include/net/tcp_states.h without TCP_)."`
+	State         string `json:"state" jsonschema:"enum=ESTABLISHED,enum=SYN_SENT,enum=SYN_RECV,enum=FIN_WAIT1,enum=FIN_WAIT2,enum=TIME_WAIT,enum=CLOSE,enum=CLOSE_WAIT,enum=LAST_ACK,enum=LISTEN,enum=CLOSING,enum=NEW_SYN_RECV" jsonschema_description:"sk->sk_state at the hook (include/net/tcp_states.h without TCP_); in a state or abort event the state being left."`
 	SndUna        uint32 `json:"snd_una" jsonschema_description:"tp->snd_una: first byte not acknowledged by the peer, sequence number."`
 	SndNxt        uint32 `json:"snd_nxt" jsonschema_description:"tp->snd_nxt: next to send, sequence number."`
 	WriteSeq      uint32 `json:"write_seq" jsonschema_description:"tp->write_seq: end of what the application wrote, sequence number."`
@@ -165,8 +165,8 @@ type Retransmit struct {
 	Attempt   uint32 `json:"attempt" jsonschema_description:"Number of this retransmission in its run, from 1. A run ends when the peer acknowledges something new."`
 	SeqStart  uint32 `json:"seq_start" jsonschema_description:"First sequence number sent again (TCP_SKB_CB(skb)->seq)."`
 	SeqEnd    uint32 `json:"seq_end" jsonschema_description:"One past the last (TCP_SKB_CB(skb)->end_seq); SYN and FIN count one."`
-	Segments  uint32 `json:"segments" jsonschema_description:"Segments on the wire (tcp_skb_pcount: a GSO buffer is several), as the counter RetransSegs counts them."`
-	SendError string `json:"send_error" jsonschema_description:"Name of the error if the send failed locally, else empty. Kernels before 6.17 cannot show it."`
+	Segments  uint32 `json:"segments" jsonschema_description:"Segments on the wire (tcp_skb_pcount: a GSO buffer is several), as the counter RetransSegs counts them; 0: given up before anything was handed down."`
+	SendError string `json:"send_error" jsonschema_description:"Name of the error if the send failed locally, else empty. Kernels before 6.17 do not show it."`
 	NextDueMs int64  `json:"next_due_ms" jsonschema_description:"Milliseconds from this event until the retransmission timer is due if nothing is acknowledged; -1: not known. The kernel's timer wheel rounds up."`
 	Why       string `json:"why" jsonschema_description:"The facts that decided the cause, or why it is undecided."`
 }
@@ -211,7 +211,7 @@ type Recovered struct {
 	SinceLastUs uint64 `json:"since_last_us" jsonschema_description:"Microseconds from the last retransmission to this acknowledgement."`
 	Exact       bool   `json:"exact" jsonschema_description:"False: the acknowledgement itself was not seen, it came at some time before this event; times are upper bounds."`
 	Ack         uint32 `json:"ack" jsonschema_description:"Acknowledgement number that moved snd_una."`
-	AckedBytes  uint32 `json:"acked_bytes" jsonschema_description:"ack - snd_una, bytes: what it acknowledged anew."`
+	AckedBytes  uint32 `json:"acked_bytes" jsonschema_description:"ack minus snd_una at the start of the run, bytes: what it acknowledged anew."`
 }
 
 // Arrival is data received after a silence.
@@ -246,7 +246,7 @@ type Target struct {
 	Detail    string            `json:"detail" jsonschema_description:"What showed it, or the network that was (dis)connected."`
 	Container string            `json:"container,omitempty" jsonschema_description:"Container id, for a container; absent otherwise."`
 	BlindNS   uint64            `json:"blind_ns,omitempty" jsonschema_description:"attached, from the second generation on: nanoseconds between the old namespace's end and this attach, in which nothing was seen; absent when 0."`
-	Sysctls   map[string]string `json:"sysctls,omitempty" jsonschema_description:"attached: net.ipv4.tcp_* settings of the namespace that decide timers and aborts."`
+	Sysctls   map[string]string `json:"sysctls,omitempty" jsonschema_description:"attached: the namespace's net.ipv4.tcp_* settings that decide timers and aborts, without net.ipv4.; absent when empty."`
 	Sockets   uint64            `json:"sockets,omitempty" jsonschema_description:"gone: sockets that were still known; absent when 0."`
 }
 

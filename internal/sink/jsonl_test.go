@@ -3,6 +3,7 @@ package sink
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -53,7 +54,7 @@ func examples(t testing.TB) []*events.Event {
 		}
 		all = append(all, e)
 	}
-	slices.SortFunc(all, func(a, b *events.Event) int { return int(int64(a.MonoNS) - int64(b.MonoNS)) })
+	slices.SortFunc(all, func(a, b *events.Event) int { return cmp.Compare(a.Seq, b.Seq) })
 	return all
 }
 
