@@ -63,12 +63,12 @@ func (f *followed) concerns(id, name string) bool {
 
 // run reads the engine's events until ctx ends, and reads on after a loss.
 func (c *containers) run(ctx context.Context) {
-	lost := uint64(0) // when the stream was lost
+	lost, why := uint64(0), error(nil) // when the stream was lost
 	for ctx.Err() == nil {
 		if eng, err := newEngine(); err == nil {
 			if _, err = eng.list(ctx); err == nil {
 				c.eng = eng
-				c.stream(ctx, lost)
+				why = c.stream(ctx, lost, why)
 				lost = monoNow()
 			}
 			eng.close()
@@ -80,9 +80,9 @@ func (c *containers) run(ctx context.Context) {
 	}
 }
 
-// stream handles events until the stream ends. Lost is when the one before
-// ended, or 0.
-func (c *containers) stream(ctx context.Context, lost uint64) {
+// stream handles events until the stream ends, and says why. Lost and lostWhy
+// are of the stream before, if any.
+func (c *containers) stream(ctx context.Context, lost uint64, lostWhy error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	events, failed := c.eng.events(ctx, c.since)
@@ -98,14 +98,14 @@ func (c *containers) stream(ctx context.Context, lost uint64) {
 		case <-settled:
 			note := ""
 			if lost != 0 {
-				note = fmt.Sprintf("seen after the engine's event stream was lost for %v", time.Duration(monoNow()-lost).Round(time.Millisecond))
+				note = fmt.Sprintf("seen after %v without the engine's events: %v", time.Duration(monoNow()-lost).Round(time.Millisecond), lostWhy)
 			}
 			c.compare(ctx, note)
 		case <-c.retry:
 			c.retry = nil
 			c.compare(ctx, "")
-		case <-failed:
-			return
+		case err := <-failed:
+			return err
 		}
 	}
 }

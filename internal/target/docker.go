@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/events"
 	"github.com/docker/docker/api/types/filters"
@@ -110,7 +111,7 @@ func (e *engine) inspect(ctx context.Context, ref string) (ctr, error) {
 	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
 	defer cancel()
 	r, err := e.cli.ContainerInspect(ctx, ref)
-	if client.IsErrNotFound(err) {
+	if errdefs.IsNotFound(err) {
 		return ctr{}, errNoContainer
 	}
 	if err != nil {
@@ -149,7 +150,7 @@ func (e errNotRunning) Error() string {
 // engine said after the open, and the pidfd of the container's process.
 func (e *engine) open(ctx context.Context, ref string) (ctr, *Namespace, *os.File, error) {
 	c, err := e.inspect(ctx, ref)
-	for err == nil && c.running() {
+	for stale := 0; err == nil && c.running(); {
 		ns, pidfd, oerr := e.openPID(c)
 		if oerr != nil && !errors.Is(oerr, errExited) {
 			return ctr{}, nil, nil, oerr
@@ -168,14 +169,29 @@ func (e *engine) open(ctx context.Context, ref string) (ctr, *Namespace, *os.Fil
 			ns.Close()
 			pidfd.Close()
 		}
-		if same { // the engine has yet to learn of the end
-			return ctr{}, nil, nil, errNotRunning{ctr{name: c.name, status: "ending"}}
+		if !same {
+			continue
 		}
+		// The engine has yet to learn of the end of a process that is gone, or
+		// means one that was never here.
+		if stale++; stale > 20 {
+			return ctr{}, nil, nil, e.elsewhere(c)
+		}
+		select {
+		case <-ctx.Done():
+			return ctr{}, nil, nil, e.fail(ctx.Err())
+		case <-time.After(50 * time.Millisecond):
+		}
+		c, err = e.inspect(ctx, c.id)
 	}
 	if err != nil {
 		return ctr{}, nil, nil, err
 	}
 	return ctr{}, nil, nil, errNotRunning{c}
+}
+
+func (e *engine) elsewhere(c ctr) error {
+	return fmt.Errorf("container %s of the docker engine at %s is not on this machine, or hidden by a pid namespace: its process %d is not here", c.name, e.cli.DaemonHost(), c.pid)
 }
 
 // openPID opens the namespace of c through its process.
@@ -195,7 +211,7 @@ func (e *engine) openPID(c ctr) (*Namespace, *os.File, error) {
 	if !strings.Contains(string(group), c.id) {
 		ns.Close()
 		pidfd.Close()
-		return nil, nil, fmt.Errorf("container %s of the docker engine at %s is not on this machine: its process %d is not here", c.name, e.cli.DaemonHost(), c.pid)
+		return nil, nil, e.elsewhere(c)
 	}
 	if !known {
 		return ns, pidfd, nil

@@ -478,3 +478,31 @@ func TestDockerDoesNotDelayOthers(t *testing.T) {
 	during(t, next(t, w, Gone), before)
 	w.Close()
 }
+
+// A process of the same number that is not the container's: the engine's pid
+// is of another machine.
+func TestDockerElsewhere(t *testing.T) {
+	testlab.Privileged(t)
+	noLeaks(t)
+	d := testlab.NewDocker(t)
+	c := d.StartContainer(testlab.ContainerOptions{Image: d.ImportBinary(testlab.Sleeper)})
+	eng, err := newEngine()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer eng.close()
+	is, err := eng.inspect(t.Context(), c.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns, pidfd, err := eng.openPID(is)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns.Close()
+	pidfd.Close()
+	is.pid = os.Getpid()
+	if _, _, err := eng.openPID(is); err == nil || !strings.Contains(err.Error(), "not on this machine") {
+		t.Errorf("process of another: %v", err)
+	}
+}

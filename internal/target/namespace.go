@@ -24,7 +24,7 @@ var errNotNamespace = errors.New("not a namespace file")
 // keeps the namespace, even if its name and its processes are gone.
 type Namespace struct {
 	Name       string // the target, as given
-	Generation int    // 1 for the first namespace of this name, then one more each time
+	Generation int    // 1 for the first namespace seen under this name, then one more each time
 	Dev        uint64 // of nsfs
 	Inode      uint32 // net->ns.inum; reused by the kernel after the end
 	Cookie     uint64 // SO_NETNS_COOKIE, unique until reboot; 0 before Linux 5.14

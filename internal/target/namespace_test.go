@@ -51,7 +51,7 @@ func TestDo(t *testing.T) {
 	}
 
 	want := errors.New("mine")
-	if err := ns.Do(func() error { return want }); err != want {
+	if err := ns.Do(func() error { return want }); !errors.Is(err, want) {
 		t.Errorf("Do returned %v, want %v", err, want)
 	}
 	if err := ns.Do(func() error { runtime.Goexit(); return nil }); err == nil {

@@ -343,7 +343,7 @@ func (w *Watcher) apply(ctx context.Context, r report) {
 		w.attach(r, Docker)
 		w.watchExit(ctx, t)
 		return
-	case r.kind == Waiting:
+	case r.kind == Waiting && t.cur == nil && t.kind != Netns:
 		w.queue = append(w.queue, Change{MonoNS: r.mono, Kind: Waiting, Name: t.spec.String(), Detail: r.detail})
 	case r.kind == Gone && r.token == nil && r.final && t.cur == nil:
 		t.final = true

@@ -389,6 +389,62 @@ func TestWatchWait(t *testing.T) {
 	}
 }
 
+// Without a free descriptor the Watcher says so once, and attaches when there
+// is one.
+func TestWatchTooManyFiles(t *testing.T) {
+	testlab.Privileged(t)
+	noLeaks(t)
+	other, name := uniqueName(), uniqueName()
+	addNetns(t, other)
+	if err := os.WriteFile(namedPath(name), nil, 0o400); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		unix.Unmount(namedPath(name), unix.MNT_DETACH)
+		os.Remove(namedPath(name))
+	})
+	w := watch(t, Options{Wait: true}, "netns:"+name)
+	next(t, w, Waiting)
+
+	var lim unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {
+		t.Fatal(err)
+	}
+	low := unix.Rlimit{Cur: 256, Max: lim.Max}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &low); err != nil {
+		t.Fatal(err)
+	}
+	var fds []int
+	free := func() {
+		for _, fd := range fds {
+			unix.Close(fd)
+		}
+		fds = nil
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(free)
+	for {
+		fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			break
+		}
+		fds = append(fds, fd)
+	}
+	if err := unix.Mount(namedPath(other), namedPath(name), "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	if c := next(t, w, Waiting); !strings.Contains(c.Detail, "ulimit -n") {
+		t.Errorf("waiting: %+v", c)
+	}
+	quiet(t, w, 3*checkEvery)
+	free()
+	if c := next(t, w, Attached); c.Namespace.Generation != 1 {
+		t.Errorf("attached %+v", c.Namespace)
+	}
+}
+
 const lastPID = "/proc/sys/kernel/ns_last_pid"
 
 // freePID is a process id that is unused and not given out soon.

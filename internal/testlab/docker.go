@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/filters"
 	"github.com/docker/docker/api/types/image"
@@ -82,7 +83,7 @@ func (d *Docker) undo(what string, f func(ctx context.Context) error) {
 	d.t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), dockerTimeout)
 		defer cancel()
-		if err := f(ctx); err != nil && !client.IsErrNotFound(err) {
+		if err := f(ctx); err != nil && !errdefs.IsNotFound(err) {
 			d.t.Errorf("docker: %s: %v", what, err)
 		}
 	})
