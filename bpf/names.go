@@ -20,6 +20,7 @@ const (
 	KindError         = Kind(ObserveRecordKindKIND_ERROR)
 	KindDestroy       = Kind(ObserveRecordKindKIND_DESTROY)
 	KindInventory     = Kind(ObserveRecordKindKIND_INVENTORY)
+	KindOwner         = Kind(ObserveRecordKindKIND_OWNER)
 	KindWire          = Kind(ObserveRecordKindKIND_WIRE)
 	KindMax           = Kind(ObserveRecordKindKIND_MAX)
 )

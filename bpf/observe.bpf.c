@@ -264,11 +264,15 @@ int tcp_destroy_sock(__u64 *ctx)
 	return 0;
 }
 
-/* A process reads: the first hook in process context on an accepted socket. */
+/*
+ * A process reads: the first hook in process context on an accepted socket.
+ * Recorded once per socket.
+ */
 SEC("tp_btf/tcp_rcv_space_adjust")
 int tcp_rcv_space_adjust(__u64 *ctx)
 {
 	struct sock *sk = (void *)ctx[0];
+	struct record *r;
 	struct note *n;
 
 	if (!watches_sock(sk))
@@ -277,7 +281,14 @@ int tcp_rcv_space_adjust(__u64 *ctx)
 	if (n && n->pid)
 		return 0;
 	make_cookie(sk);
-	learn(sk, VIA_RECV, false);
+	n = learn(sk, VIA_RECV, false);
+	if (!n || !n->pid)
+		return 0;
+	r = reserve(PROG_RCV_SPACE_ADJUST, KIND_OWNER);
+	if (!r)
+		return 0;
+	fill_sock(r, sk, n);
+	submit(r);
 	return 0;
 }
 

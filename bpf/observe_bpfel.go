@@ -161,8 +161,9 @@ const (
 	ObserveRecordKindKIND_ERROR          ObserveRecordKind = 7
 	ObserveRecordKindKIND_DESTROY        ObserveRecordKind = 8
 	ObserveRecordKindKIND_INVENTORY      ObserveRecordKind = 9
-	ObserveRecordKindKIND_WIRE           ObserveRecordKind = 10
-	ObserveRecordKindKIND_MAX            ObserveRecordKind = 11
+	ObserveRecordKindKIND_OWNER          ObserveRecordKind = 10
+	ObserveRecordKindKIND_WIRE           ObserveRecordKind = 11
+	ObserveRecordKindKIND_MAX            ObserveRecordKind = 12
 )
 
 type ObserveWireWhy uint32

@@ -22,6 +22,7 @@ enum record_kind {
 	KIND_ERROR,          /* inet_sk_error_report */
 	KIND_DESTROY,        /* tcp_destroy_sock */
 	KIND_INVENTORY,      /* a socket that exists at attach */
+	KIND_OWNER,          /* tcp_rcv_space_adjust: a process was seen using the socket */
 	KIND_WIRE,           /* a segment at the namespace's edge, see wire_why */
 	KIND_MAX,
 };
@@ -38,7 +39,7 @@ enum program_id {
 	PROG_DESTROY_SOCK,
 	PROG_ITER_TCP,
 	PROG_WIRE,
-	PROG_RCV_SPACE_ADJUST, /* writes no records: it learns owners */
+	PROG_RCV_SPACE_ADJUST,
 	PROG_MAX,
 };
 

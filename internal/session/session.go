@@ -184,7 +184,7 @@ func (s *session) run(ctx context.Context) (_ *Result, err error) {
 	if control != nil {
 		go s.forwardMarks(ctx, control)
 	}
-	err = s.loop()
+	err = s.loop(ctx)
 	cancel()
 	return s.finish(err)
 }
@@ -282,7 +282,7 @@ func (s *session) forwardTargets(ctx context.Context, w *target.Watcher) {
 }
 
 // loop reads the ring until the end. Only it touches the tracker and the sinks.
-func (s *session) loop() error {
+func (s *session) loop(ctx context.Context) error {
 	var rec bpf.Record
 	for n := 0; ; n++ {
 		switch err := s.obs.Read(&rec); {
@@ -304,6 +304,9 @@ func (s *session) loop() error {
 		}
 		if err := s.work(); err != nil {
 			return err
+		}
+		if ctx.Err() != nil {
+			s.end(ReasonStopped, nil)
 		}
 		if s.stop != "" {
 			return s.stopErr
@@ -528,11 +531,12 @@ func (s *session) drainNow() error {
 }
 
 func (s *session) summary(reason string) (events.Summary, error) {
+	errs := []error{s.clockPair()}
 	now, err := evidence.MonoNow()
 	if err != nil {
 		return events.Summary{}, err
 	}
-	errs := []error{s.lost(now), s.clockPair()}
+	errs = append(errs, s.lost(now))
 	sum := events.Summary{
 		Reason:     reason,
 		DurationNS: now - s.startNS,
@@ -563,17 +567,8 @@ func (s *session) summary(reason string) (events.Summary, error) {
 		return a.Netns.Generation - b.Netns.Generation
 	})
 	sum.Lines = s.seq + 1
-	s.events[string(events.TypeSummary)]++
-	err = s.emitSummary(now, &sum)
-	errs = append(errs, err, s.flush())
+	errs = append(errs, s.emitAt(now, events.Event{Type: events.TypeSummary, Summary: &sum}), s.flush())
 	return sum, first(errs)
-}
-
-// emitSummary writes the footer; its own line is counted in it already.
-func (s *session) emitSummary(now uint64, sum *events.Summary) error {
-	err := s.emitAt(now, events.Event{Type: events.TypeSummary, Summary: sum})
-	s.events[string(events.TypeSummary)]--
-	return err
 }
 
 // announce says that everything is attached.

@@ -161,7 +161,7 @@ func (s *session) settle() error {
 // defaults picks from a namespace's settings what sockets fall back to.
 func defaults(sysctls map[string]string) events.Defaults {
 	n := func(name string, fallback uint64) uint64 {
-		v, err := strconv.ParseUint(sysctls["net.ipv4."+name], 10, 64)
+		v, err := strconv.ParseUint(sysctls[name], 10, 64)
 		if err != nil {
 			return fallback
 		}
