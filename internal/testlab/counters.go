@@ -2,16 +2,14 @@ package testlab
 
 import (
 	"fmt"
-	"reflect"
+	"os"
+	"strconv"
+	"strings"
 	"testing"
-
-	"github.com/prometheus/procfs"
-	"golang.org/x/sys/unix"
 )
 
 // Counters are a namespace's SNMP counters by the names nstat(8) prints:
-// "TcpRetransSegs", "TcpExtTCPTimeouts", "Ip6InReceives". Counters that package
-// procfs does not know are absent.
+// "TcpRetransSegs", "TcpExtTCPTimeouts", "Ip6InReceives".
 type Counters map[string]uint64
 
 // Counters reads /proc/net/snmp, snmp6 and netstat inside the namespace.
@@ -21,25 +19,17 @@ func (n *Node) Counters() Counters {
 	c := make(Counters)
 	err := n.Do(func() error {
 		// The thread, not the process: only this thread is inside.
-		proc, err := procfs.NewProc(unix.Gettid())
-		if err != nil {
-			return err
+		for file, add := range map[string]func(string) error{
+			"snmp": c.addTables, "netstat": c.addTables, "snmp6": c.addList,
+		} {
+			text, err := os.ReadFile("/proc/thread-self/net/" + file)
+			if err != nil {
+				return err
+			}
+			if err := add(string(text)); err != nil {
+				return fmt.Errorf("parse %s: %w", file, err)
+			}
 		}
-		snmp, err := proc.Snmp()
-		if err != nil {
-			return err
-		}
-		netstat, err := proc.Netstat()
-		if err != nil {
-			return err
-		}
-		snmp6, err := proc.Snmp6()
-		if err != nil {
-			return err
-		}
-		c.add(snmp)
-		c.add(netstat)
-		c.add(snmp6)
 		return nil
 	})
 	if err != nil {
@@ -48,23 +38,52 @@ func (n *Node) Counters() Counters {
 	return c
 }
 
-// add takes the counters of a procfs struct: embedded structs, named as the
-// kernel's tables are, of pointers that are nil where the kernel has no value.
-func (c Counters) add(tables any) {
-	v := reflect.ValueOf(tables)
-	for i := range v.NumField() {
-		table := v.Field(i)
-		if table.Kind() != reflect.Struct {
-			continue
+// addTables takes pairs of lines: "Tcp: RtoMin RtoMax", "Tcp: 200 120000".
+func (c Counters) addTables(text string) error {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	for i := 0; i < len(lines); i += 2 {
+		names := strings.Fields(lines[i])
+		if i+1 == len(lines) {
+			return fmt.Errorf("no values follow %q", lines[i])
 		}
-		for j := range table.NumField() {
-			// Tcp's MaxConn is -1, a setting and not a count.
-			value, ok := table.Field(j).Interface().(*float64)
-			if ok && value != nil && *value >= 0 {
-				c[v.Type().Field(i).Name+table.Type().Field(j).Name] = uint64(*value)
+		values := strings.Fields(lines[i+1])
+		if len(names) != len(values) || names[0] != values[0] {
+			return fmt.Errorf("%d names and %d values in %q", len(names), len(values), names[0])
+		}
+		for j := 1; j < len(names); j++ {
+			// A setting and not a count: -1.
+			if names[j] == "MaxConn" {
+				continue
+			}
+			if err := c.set(strings.TrimSuffix(names[0], ":")+names[j], values[j]); err != nil {
+				return err
 			}
 		}
 	}
+	return nil
+}
+
+// addList takes lines of a name and a value.
+func (c Counters) addList(text string) error {
+	for line := range strings.Lines(text) {
+		fields := strings.Fields(line)
+		if len(fields) != 2 {
+			return fmt.Errorf("no name and value in %q", line)
+		}
+		if err := c.set(fields[0], fields[1]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c Counters) set(name, text string) error {
+	value, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		return fmt.Errorf("value of %s: %w", name, err)
+	}
+	c[name] = value
+	return nil
 }
 
 // Sub returns what was counted since before.

@@ -77,16 +77,22 @@ func (n *Node) DropTCP(port uint16, hook Hook) *Fault {
 }
 
 // RejectTCP answers, in the node's own packet filter, TCP segments to or from
-// port with a reset, which goes to whoever sent the segment.
+// port with a reset, which goes to whoever sent the segment. Resets pass: the
+// answer to what the node sends takes the same way out.
 func (n *Node) RejectTCP(port uint16, hook Hook) *Fault {
 	n.t.Helper()
-	return n.filter(port, hook, &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
+	return n.filter(port, hook,
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 13, Len: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 1, Mask: []byte{byte(RST)}, Xor: []byte{0}},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{0}},
+		&expr.Reject{Type: unix.NFT_REJECT_TCP_RST},
+	)
 }
 
 var tables atomic.Uint32
 
 // filter adds a table of its own, so that undoing it touches nothing else.
-func (n *Node) filter(port uint16, hook Hook, verdict expr.Any) *Fault {
+func (n *Node) filter(port uint16, hook Hook, action ...expr.Any) *Fault {
 	n.t.Helper()
 
 	conn, err := nftables.New(nftables.WithNetNSFd(int(n.ns)))
@@ -119,7 +125,7 @@ func (n *Node) filter(port uint16, hook Hook, verdict expr.Any) *Fault {
 			conn.AddRule(&nftables.Rule{
 				Table: table,
 				Chain: chain,
-				Exprs: append(match, &expr.Counter{}, verdict),
+				Exprs: append(match, action...),
 			})
 		}
 	}

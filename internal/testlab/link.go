@@ -1,16 +1,22 @@
 package testlab
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
+
+// firstIndex is beyond what the kernel itself gives out in a fresh namespace.
+const firstIndex = 100
 
 // IfName is the name of every node's interface.
 const IfName = "eth0"
@@ -85,6 +91,8 @@ func newPair(t testing.TB, twin *Pair) *Pair {
 			t.Fatalf("configure %s: %v", n.Name, err)
 		}
 	}
+	p.A.waitReady()
+	p.B.waitReady()
 	return p
 }
 
@@ -113,6 +121,9 @@ func connect(a *Node, aName string, b *Node, bName string) error {
 		PeerNamespace: netlink.NsFd(b.ns),
 	}
 	veth.Name = aName
+	// The kernel may take a second to activate a link whose peer has the same
+	// index.
+	veth.Index = firstIndex
 	if err := h.LinkAdd(veth); err != nil {
 		return fmt.Errorf("create veth pair: %w", err)
 	}
@@ -160,6 +171,47 @@ func (n *Node) configure(subnet uint32, host int) error {
 		return fmt.Errorf("set %s up: %w", IfName, err)
 	}
 	return nil
+}
+
+// waitReady waits until the node can be reached over both families. What is
+// sent before is dropped, which would cost a connection a second.
+func (n *Node) waitReady() {
+	n.t.Helper()
+
+	n.waitUp(IfName)
+	// Neighbour solicitations go to a group that the kernel joins in its own
+	// time.
+	addr := n.Link.Addr6.As16()
+	group := fmt.Sprintf("ff0200000000000000000001ff%x", addr[13:])
+	Eventually(n.t, 10*time.Second, func() bool {
+		var groups []byte
+		err := n.Do(func() (err error) {
+			groups, err = os.ReadFile("/proc/thread-self/net/igmp6")
+			return err
+		})
+		if err != nil {
+			n.t.Fatalf("read multicast groups of %s: %v", n.Name, err)
+		}
+		return bytes.Contains(groups, []byte(group))
+	})
+}
+
+// waitUp waits until the kernel has activated a link.
+func (n *Node) waitUp(name string) {
+	n.t.Helper()
+
+	h, err := n.netlink()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	defer h.Close()
+	Eventually(n.t, 10*time.Second, func() bool {
+		link, err := h.LinkByName(name)
+		if err != nil {
+			n.t.Fatalf("find %s in %s: %v", name, n.Name, err)
+		}
+		return link.Attrs().OperState == netlink.OperUp
+	})
 }
 
 // setLink sets an interface of the node up or down.
@@ -278,7 +330,10 @@ func NewBridge(t testing.TB, count int) *Bridge {
 		if err := n.configure(lab, i+1); err != nil {
 			t.Fatalf("configure %s: %v", n.Name, err)
 		}
+		n.waitReady()
+		b.Switch.waitUp(b.port(i))
 	}
+	b.Switch.waitUp(bridgeName)
 	return b
 }
 

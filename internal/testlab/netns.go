@@ -27,6 +27,10 @@ var (
 	labName   = regexp.MustCompile(`^sw-([0-9]+)-[0-9]+-[a-z0-9]+$`)
 )
 
+// The main thread cannot be discarded, and /proc/self/ns is its: tests must not
+// run on it.
+func init() { runtime.LockOSThread() }
+
 // Privileged ends the test unless it may create namespaces and load programs.
 // It fails where CI is set, so that a misconfigured runner cannot pass by
 // skipping, and skips elsewhere.

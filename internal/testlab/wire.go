@@ -383,7 +383,7 @@ func wireProgram(mapFD int) asm.Instructions {
 
 			// R1 becomes the number of this frame, from 0.
 			asm.Mov.Imm(asm.R1, 1).WithSymbol(label("match")),
-			asm.FetchAdd.Mem(asm.R0, asm.R1, asm.DWord, offSeen),
+			fetchAdd(asm.R0, asm.R1, offSeen),
 			asm.LoadMem(asm.R2, asm.R0, offAll, asm.Word),
 			asm.JNE.Imm(asm.R2, 0, label("drop")),
 			asm.JGT.Imm(asm.R1, 64*wireWords-1, next),
@@ -407,4 +407,12 @@ func wireProgram(mapFD int) asm.Instructions {
 		asm.Mov.Reg(asm.R0, asm.R6).WithSymbol(next),
 		asm.Return(),
 	)
+}
+
+// fetchAdd emits src = atomic_fetch_add((u64 *)(dst + offset), src). The
+// library keeps the constant it finds instead of the one that says fetch.
+func fetchAdd(dst, src asm.Register, offset int16) asm.Instruction {
+	ins := asm.FetchAdd.Mem(dst, src, asm.DWord, offset)
+	ins.Constant = int64(asm.FetchAdd >> 8)
+	return ins
 }
