@@ -199,6 +199,9 @@ func (t *Tracker) Track(r *bpf.Record) error {
 	case bpf.KindReceive:
 		return t.receive(s, r)
 	case bpf.KindError:
+		if r.SkErr == 0 {
+			return nil // tcp_disconnect wakes the application without an error
+		}
 		t.begin(TypeError, r, s)
 		t.buf.err = Error{Errno: r.SkErr, Name: errnoName(r.SkErr)}
 		t.ev.Error = &t.buf.err
@@ -258,7 +261,8 @@ func (t *Tracker) sock(ns *namespace, r *bpf.Record) *sock {
 		s.id.Remote = addrPort(r.RemoteAddr, r.RemotePort)
 		s.tuple.remote, s.tuple.rport = r.RemoteAddr, r.RemotePort
 	}
-	if r.LocalPort != 0 || !s.id.Local.IsValid() {
+	// tcp_disconnect clears the address and leaves the port.
+	if !s.id.Local.IsValid() || (r.LocalPort != 0 && !(r.State == stateClose && s.tuple.lport == r.LocalPort)) {
 		s.id.Local = addrPort(r.LocalAddr, r.LocalPort)
 		s.tuple.local, s.tuple.lport = r.LocalAddr, r.LocalPort
 	}
