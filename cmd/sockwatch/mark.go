@@ -2,7 +2,9 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"strconv"
 	"strings"
@@ -38,6 +40,9 @@ the process that asked. When the command returns, the mark has been written.`,
 				return usageError("", "%w", err)
 			}
 			_, err := session.Mark(cmd.Context(), m)
+			if errors.Is(err, fs.ErrPermission) {
+				return fail(exitMachine, "run it with sudo", "%w", err)
+			}
 			return err
 		},
 	}

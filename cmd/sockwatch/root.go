@@ -12,7 +12,7 @@ import (
 func run(env *environment) int {
 	cmd := rootCommand(env)
 	err := cmd.Execute()
-	if err == nil && env.stdoutErr != nil {
+	if env.stdoutErr != nil && (err == nil || errors.Is(err, env.stdoutErr)) {
 		err = fail(exitOutput, "", "write output: %w", env.stdoutErr)
 	}
 	return report(env, err)
