@@ -38,6 +38,9 @@ const MaxMarkText = 4096
 // ErrNoInstance means that no sockwatch runs that could take a mark.
 var ErrNoInstance = errors.New("no sockwatch is running")
 
+// errEnding refuses a mark that came too late.
+var errEnding = errors.New("the session is ending")
+
 const (
 	controlTimeout = 10 * time.Second // for a whole exchange
 	maxRequest     = 64 << 10         // bytes; a text may be escaped to six times its length
@@ -55,8 +58,9 @@ type (
 		By     string `json:"by"`
 	}
 	controlReply struct {
-		OK    bool   `json:"ok"`
-		Error string `json:"error,omitempty"`
+		OK     bool   `json:"ok"`
+		Ending bool   `json:"ending,omitempty"` // it is as if it did not run any more
+		Error  string `json:"error,omitempty"`
 	}
 )
 
@@ -204,7 +208,7 @@ func (c *Control) serve(conn *net.UnixConn) {
 
 	reply := controlReply{OK: true}
 	if err := c.handle(conn); err != nil {
-		reply = controlReply{Error: err.Error()}
+		reply = controlReply{Error: err.Error(), Ending: errors.Is(err, errEnding)}
 	}
 	b, _ := json.Marshal(reply) // two plain fields
 	conn.Write(append(b, '\n')) // a client that has gone needs no reply
@@ -243,11 +247,10 @@ func (c *Control) handle(conn *net.UnixConn) error {
 		MonoNS: req.Mark.MonoNS,
 		reply:  make(chan error, 1),
 	}
-	ending := errors.New("the session is ending")
 	select {
 	case c.marks <- r:
 	case <-c.done:
-		return ending
+		return errEnding
 	case <-time.After(controlTimeout):
 		return errors.New("the session takes no marks: it is stalled")
 	}
@@ -255,7 +258,7 @@ func (c *Control) handle(conn *net.UnixConn) error {
 	case err := <-r.reply:
 		return err
 	case <-c.done:
-		r.Reply(ending) // unless it came just now
+		r.Reply(errEnding) // unless it came just now
 		return <-r.reply
 	}
 }
@@ -413,6 +416,9 @@ func (s controlSocket) send(ctx context.Context, line []byte) error {
 	var reply controlReply
 	if err := json.Unmarshal(answer, &reply); err != nil {
 		return fmt.Errorf("sockwatch with pid %d: parse its answer: %w", s.pid, err)
+	}
+	if reply.Ending {
+		return errStale
 	}
 	if !reply.OK {
 		return fmt.Errorf("sockwatch with pid %d refused: %s", s.pid, reply.Error)

@@ -240,7 +240,7 @@ func (s *session) forwardTicks(ctx context.Context) {
 func (s *session) forwardMarks(ctx context.Context, c *Control) {
 	for m := range c.Marks() {
 		if !s.post(ctx, func() error { return s.mark(m) }) {
-			m.Reply(errors.New("the session is ending"))
+			m.Reply(errEnding)
 		}
 	}
 }
