@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"math"
 	"net"
 	"net/netip"
 	"os"
@@ -72,20 +73,32 @@ func TestCaptureConversation(t *testing.T) {
 			if fins := ca.Filter(func(p Packet) bool { return p.Flags.Has(FIN) }); len(fins) != 2 {
 				t.Errorf("%d FIN packets: %v", len(fins), fins)
 			}
+			// A busy machine may delay some, not all.
+			quickest := int64(math.MaxInt64)
 			for i := range pa {
 				a, b := pa[i], pb[i]
 				if a.Seq != b.Seq || a.Ack != b.Ack || a.Flags != b.Flags || a.Len != b.Len || a.Outgoing == b.Outgoing {
 					t.Errorf("packet %d differs: %v, %v", i, a, b)
 				}
-				if d := int64(a.MonoNS - b.MonoNS); max(d, -d) > 1e6 {
-					t.Errorf("packet %d: the ends differ by %d ns", i, d)
+				if a.Outgoing {
+					a, b = b, a
 				}
+				// Now b has sent and a received it.
+				took := int64(a.MonoNS - b.MonoNS)
+				if took < -int64(a.BoundNS+b.BoundNS) {
+					t.Errorf("packet %d was received %d ns before it was sent", i, -took)
+				}
+				quickest = min(quickest, took)
+				a = pa[i]
 				if a.MonoNS+a.BoundNS < before || i < len(pa)-1 && a.MonoNS > after+a.BoundNS {
 					t.Errorf("packet %d at %d is outside %d to %d", i, a.MonoNS, before, after)
 				}
 				if a.BoundNS == 0 || a.BoundNS > uint64(maxBound) {
 					t.Errorf("packet %d: bound %d ns", i, a.BoundNS)
 				}
+			}
+			if quickest > 1e6 {
+				t.Errorf("the ends differ by %d ns or more", quickest)
 			}
 		})
 	}
@@ -153,14 +166,21 @@ func TestCaptureAgreesWithBPF(t *testing.T) {
 	if len(got) < 4 {
 		t.Fatalf("captured %v", got)
 	}
+	// A busy machine may run the program late for some packets, not for all.
+	quickest := int64(math.MaxInt64)
 	for i, pkt := range got {
 		var ns uint64
 		if err := times.Lookup(uint32(i+1), &ns); err != nil {
 			t.Fatal(err)
 		}
-		if d := int64(ns - pkt.MonoNS); d < -int64(pkt.BoundNS) || d > 1e6 {
-			t.Errorf("packet %d: BPF saw it %d ns after its stamp (bound %d ns)", i+1, d, pkt.BoundNS)
+		d := int64(ns - pkt.MonoNS)
+		if d < -int64(pkt.BoundNS) {
+			t.Errorf("packet %d: BPF saw it %d ns before its stamp (bound %d ns)", i+1, -d, pkt.BoundNS)
 		}
+		quickest = min(quickest, d)
+	}
+	if quickest > 1e6 {
+		t.Errorf("BPF saw packets %d ns or more after their stamp", quickest)
 	}
 }
 

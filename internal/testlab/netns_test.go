@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -211,8 +212,10 @@ func TestDoDiscardsLostThreads(t *testing.T) {
 					continue
 				}
 				if unix.Stat(path, &st) == nil && st.Ino == homeInode {
-					var fd int
-					fmt.Sscan(e.Name(), &fd)
+					fd, err := strconv.Atoi(e.Name())
+					if err != nil {
+						return err
+					}
 					null, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 					if err != nil {
 						return err
@@ -220,7 +223,9 @@ func TestDoDiscardsLostThreads(t *testing.T) {
 					if err := unix.Dup3(null, fd, unix.O_CLOEXEC); err != nil {
 						return err
 					}
-					unix.Close(null)
+					if err := unix.Close(null); err != nil {
+						return err
+					}
 				}
 			}
 			return nil
