@@ -1,0 +1,178 @@
+// The guest is the first and only process of a test machine: it mounts what
+// tests need, loads modules, runs the tests one after the other, reports on the
+// second serial port and switches the machine off.
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sockwatch/sockwatch/internal/kernelstest"
+)
+
+func main() {
+	if os.Getpid() != 1 {
+		fmt.Fprintln(os.Stderr, "the guest is the init of a test machine; see the package kernelstest")
+		os.Exit(2)
+	}
+	status, err := run()
+	if err != nil {
+		status = 1
+	}
+	if report != nil {
+		if err != nil {
+			fmt.Fprintln(report, "guest:", err)
+		}
+		fmt.Fprintf(report, "%s%d\n", kernelstest.ExitLine, status)
+		// Gone from the port before the machine is.
+		_ = unix.IoctlSetInt(int(report.Fd()), unix.TCSBRK, 1)
+	} else {
+		fmt.Println("guest:", err)
+	}
+	unix.Sync()
+	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
+	select {}
+}
+
+// report is the second serial port.
+var report *os.File
+
+func run() (int, error) {
+	for _, m := range []struct {
+		fstype, dir string
+		optional    bool
+	}{
+		{"devtmpfs", "/dev", false},
+		{"proc", "/proc", false},
+		{"sysfs", "/sys", false},
+		{"tmpfs", "/tmp", false},
+		{"tmpfs", "/run", false},
+		{"bpf", "/sys/fs/bpf", false},
+		{"cgroup2", "/sys/fs/cgroup", false},
+		{"securityfs", "/sys/kernel/security", true},
+	} {
+		if err := os.MkdirAll(m.dir, 0o755); err != nil {
+			return 0, err
+		}
+		if err := unix.Mount(m.fstype, m.dir, m.fstype, 0, ""); err != nil && !m.optional {
+			return 0, fmt.Errorf("mount %s: %w", m.dir, err)
+		}
+	}
+	if err := openReport(); err != nil {
+		return 0, err
+	}
+	text, err := os.ReadFile("/plan.json")
+	if err != nil {
+		return 0, err
+	}
+	var plan kernelstest.Plan
+	if err := json.Unmarshal(text, &plan); err != nil {
+		return 0, fmt.Errorf("plan: %w", err)
+	}
+	for _, name := range plan.Modules {
+		if err := loadModule(name); err != nil {
+			return 0, err
+		}
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return 0, fmt.Errorf("find lo: %w", err)
+	}
+	if err := netlink.LinkSetUp(lo); err != nil {
+		return 0, fmt.Errorf("set lo up: %w", err)
+	}
+	status := 0
+	for _, t := range plan.Tests {
+		if code := runTest(t); code != 0 {
+			status = 1
+		}
+	}
+	return status, nil
+}
+
+// openReport opens the port raw: lines are passed on as they are.
+func openReport() error {
+	f, err := os.OpenFile("/dev/ttyS1", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		return err
+	}
+	t, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	if err != nil {
+		return fmt.Errorf("ttyS1: %w", err)
+	}
+	t.Oflag &^= unix.OPOST
+	t.Lflag &^= unix.ECHO | unix.ICANON | unix.ISIG
+	if err := unix.IoctlSetTermios(int(f.Fd()), unix.TCSETS, t); err != nil {
+		return fmt.Errorf("ttyS1: %w", err)
+	}
+	report = f
+	return nil
+}
+
+func loadModule(name string) error {
+	f, err := os.Open("/modules/" + name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := unix.FinitModule(int(f.Fd()), "", 0); err != nil && err != unix.EEXIST {
+		return fmt.Errorf("load module %s: %w", name, err)
+	}
+	return nil
+}
+
+// runTest runs one binary. All of its output is reported when it fails; when
+// it passes only the verdicts of its tests, and why some were skipped.
+func runTest(t kernelstest.Test) (code int) {
+	start := time.Now()
+	dir := "/tests/" + t.Name
+	cmd := exec.Command(dir+"/test", t.Args...)
+	cmd.Dir = dir
+	cmd.Env = []string{"PATH=/bin", "HOME=/root", "CI=1", "TMPDIR=/tmp"}
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := cmd.Run()
+	if err != nil {
+		code = 1
+		if exit, ok := err.(*exec.ExitError); ok && exit.ExitCode() > 0 {
+			code = exit.ExitCode()
+		}
+	}
+	fmt.Fprintf(report, "kernelstest: test %s\n", t.Name)
+	w := bufio.NewWriter(report)
+	if code != 0 {
+		fmt.Fprintf(w, "%s: %v\n", t.Name, err)
+		io.Copy(w, &out)
+		fmt.Fprintln(w)
+	} else {
+		verdicts(w, out.String())
+	}
+	w.Flush()
+	fmt.Fprintf(report, "kernelstest: done %s %d %.1fs\n", t.Name, code, time.Since(start).Seconds())
+	return code
+}
+
+func verdicts(w io.Writer, out string) {
+	var why string
+	for line := range strings.Lines(out) {
+		trimmed := strings.TrimSpace(line)
+		switch {
+		case strings.HasPrefix(trimmed, "--- SKIP"):
+			fmt.Fprintf(w, "%s: %s\n", strings.TrimRight(line, "\n"), why)
+		case strings.HasPrefix(trimmed, "--- "):
+			io.WriteString(w, line)
+		default:
+			why = trimmed
+		}
+	}
+}
