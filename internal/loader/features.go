@@ -67,8 +67,8 @@ type kernel struct {
 // ErrNoBTF is returned where the kernel was built without BTF.
 var ErrNoBTF = errors.New("this kernel has no BTF (/sys/kernel/btf/vmlinux): it needs CONFIG_DEBUG_INFO_BTF=y")
 
-func probeKernel() (kernel, error) {
-	spec, err := btf.LoadKernelSpec()
+func probeKernel(cache *btf.Cache) (kernel, error) {
+	spec, err := cache.Kernel()
 	if err != nil {
 		if errors.Is(err, os.ErrNotExist) || errors.Is(err, btf.ErrNotFound) || errors.Is(err, ebpf.ErrNotSupported) {
 			return kernel{}, ErrNoBTF

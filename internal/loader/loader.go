@@ -17,6 +17,7 @@ import (
 	"unsafe"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/ringbuf"
 	"github.com/cilium/ebpf/rlimit"
@@ -42,6 +43,7 @@ type Options struct {
 type Observer struct {
 	kernel  kernel
 	opts    Options
+	cache   *btf.Cache // the kernel's types, decoded once for all programs
 	objs    *ebpf.Collection
 	wire    *ebpf.Collection // netfilter; nil with MethodPacket
 	links   []link.Link
@@ -61,18 +63,20 @@ func Open(opts Options) (*Observer, error) {
 	if err := checkRing(opts.RingBytes); err != nil {
 		return nil, err
 	}
-	k, err := probeKernel()
+	cache := btf.NewCache()
+	k, err := probeKernel(cache)
 	if err != nil {
 		return nil, err
 	}
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return nil, fmt.Errorf("raise the limit of locked memory: %w", err)
 	}
-	o := &Observer{kernel: k, opts: opts, watched: make(map[uint32]int)}
+	o := &Observer{kernel: k, opts: opts, cache: cache, watched: make(map[uint32]int)}
 	if err := o.load(); err != nil {
 		o.Close()
 		return nil, err
 	}
+	o.cache = nil // tens of megabytes
 	return o, nil
 }
 
@@ -159,7 +163,7 @@ func (o *Observer) attach(spec *ebpf.CollectionSpec, p program) error {
 			delete(one.Programs, name)
 		}
 	}
-	coll, err := ebpf.NewCollectionWithOptions(one, ebpf.CollectionOptions{MapReplacements: o.objs.Maps})
+	coll, err := ebpf.NewCollectionWithOptions(one, ebpf.CollectionOptions{MapReplacements: o.objs.Maps, Cache: o.cache})
 	if err != nil {
 		return err
 	}
@@ -221,7 +225,7 @@ func (o *Observer) loadNetfilter() error {
 		return err
 	}
 	delete(spec.Programs, "wire_packet")
-	o.wire, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: o.shared()})
+	o.wire, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: o.shared(), Cache: o.cache})
 	return err
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
 	"golang.org/x/sys/unix"
 
 	"github.com/sockwatch/sockwatch/bpf"
@@ -19,12 +20,14 @@ import (
 // Blind are the blind spots of what works. The error is that of a machine
 // where nothing can be tried at all: no BTF, no privileges.
 func Probe() (features []Feature, blind []string, err error) {
-	k, err := probeKernel()
+	cache := btf.NewCache()
+	k, err := probeKernel(cache)
 	if err != nil {
 		return nil, nil, err
 	}
 	o := &Observer{
 		kernel:  k,
+		cache:   cache,
 		opts:    Options{RingBytes: uint64(os.Getpagesize()), ArrivalThreshold: time.Second},
 		watched: make(map[uint32]int),
 	}

@@ -8,13 +8,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestProbe(t *testing.T) {
-	if os.Geteuid() != 0 {
-		if os.Getenv("CI") != "" {
-			t.Fatal("not root, but CI is set: this test has to run")
-		}
-		t.Skip("needs root")
+// privileged ends the test unless it runs as root.
+func privileged(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() == 0 {
+		return
 	}
+	if os.Getenv("CI") != "" {
+		t.Fatal("not root, but CI is set: this test has to run")
+	}
+	t.Skip("needs root")
+}
+
+func TestProbe(t *testing.T) {
+	privileged(t)
 	var before, after unix.Stat_t
 	if err := unix.Stat("/proc/self/ns/net", &before); err != nil {
 		t.Fatal(err)
