@@ -15,7 +15,7 @@ import (
 	"github.com/sockwatch/sockwatch/internal/session"
 )
 
-func markCommand(env *environment) *cobra.Command {
+func markCommand() *cobra.Command {
 	kind := session.MarkKinds[0]
 	cmd := &cobra.Command{
 		Use:   "mark TEXT...",
@@ -27,7 +27,7 @@ the process that asked. When the command returns, the mark has been written.`,
 		Example: `  sudo sockwatch mark "starting the upgrade"
   sudo sockwatch mark --kind applied "unplugged worker-1"
   sudo sockwatch mark --kind healed "plugged worker-1 in again"`,
-		Args: func(cmd *cobra.Command, args []string) error {
+		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return usageError(`for example: sockwatch mark "link cut"`, "a mark needs a text")
 			}

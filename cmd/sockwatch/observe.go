@@ -250,7 +250,7 @@ func checkPrivileges(env *environment) error {
 		case env.Geteuid() != 0:
 			return fail(exitMachine, "run it with sudo", "watching sockets needs root")
 		default:
-			return fail(exitMachine, "sockwatch doctor says what this machine allows", "root without %s cannot watch sockets", cap.Value(c))
+			return fail(exitMachine, "sockwatch doctor says what this machine allows", "root without %s cannot watch sockets", c)
 		}
 	}
 	return nil

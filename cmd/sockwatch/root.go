@@ -21,7 +21,7 @@ func run(env *environment) int {
 func rootCommand(env *environment) *cobra.Command {
 	root := observeCommand(env)
 	root.AddCommand(
-		markCommand(env),
+		markCommand(),
 		doctorCommand(env),
 		schemaCommand(),
 		versionCommand(),

@@ -49,7 +49,7 @@ func readClocks() (Pair, error) {
 	if err != nil {
 		return Pair{}, err
 	}
-	real, err := readClock(unix.CLOCK_REALTIME)
+	wall, err := readClock(unix.CLOCK_REALTIME)
 	if err != nil {
 		return Pair{}, err
 	}
@@ -66,7 +66,7 @@ func readClocks() (Pair, error) {
 	// the bracket bounds the error. Round it up.
 	return Pair{
 		MonoNS:  before + (after-before)/2,
-		RealNS:  real,
+		RealNS:  wall,
 		BootNS:  boot,
 		ErrorNS: (after - before + 1) / 2,
 	}, nil

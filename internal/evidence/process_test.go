@@ -54,7 +54,7 @@ func childCaps() error {
 
 	// Threads that exist before the drop have to lose them too.
 	const threads = 4
-	var started, done = make(chan int), make(chan struct{})
+	started, done := make(chan int), make(chan struct{})
 	for range threads {
 		go func() {
 			runtime.LockOSThread()
@@ -93,7 +93,7 @@ func childCaps() error {
 
 	// And it works: no CAP_SYS_ADMIN, no new namespace; no way back.
 	if err := unix.Unshare(unix.CLONE_NEWNET); !errors.Is(err, unix.EPERM) {
-		return fmt.Errorf("unshare after the drop: %v", err)
+		return fmt.Errorf("unshare after the drop is not refused: %w", err)
 	}
 	out, err := exec.Command("/bin/grep", "CapEff", "/proc/self/status").Output()
 	if err != nil {

@@ -194,14 +194,14 @@ func (c *Control) accept() {
 
 func (c *Control) serve(conn *net.UnixConn) {
 	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(controlTimeout))
+	_ = conn.SetDeadline(time.Now().Add(controlTimeout))
 	// A client that hangs must not outlive the session.
 	stop := make(chan struct{})
 	defer close(stop)
 	c.wg.Go(func() {
 		select {
 		case <-c.done:
-			conn.SetReadDeadline(time.Now())
+			_ = conn.SetReadDeadline(time.Now())
 		case <-stop:
 		}
 	})
@@ -210,8 +210,8 @@ func (c *Control) serve(conn *net.UnixConn) {
 	if err := c.handle(conn); err != nil {
 		reply = controlReply{Error: err.Error(), Ending: errors.Is(err, errEnding)}
 	}
-	b, _ := json.Marshal(reply) // two plain fields
-	conn.Write(append(b, '\n')) // a client that has gone needs no reply
+	b, _ := json.Marshal(reply)        // two plain fields
+	_, _ = conn.Write(append(b, '\n')) // a client that has gone needs no reply
 }
 
 func (c *Control) handle(conn *net.UnixConn) error {
@@ -402,9 +402,9 @@ func (s controlSocket) send(ctx context.Context, line []byte) error {
 	}
 	defer conn.Close()
 	if deadline, ok := ctx.Deadline(); ok {
-		conn.SetDeadline(deadline)
+		_ = conn.SetDeadline(deadline)
 	}
-	defer context.AfterFunc(ctx, func() { conn.SetDeadline(time.Now()) })()
+	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Now()) })()
 
 	if _, err := conn.Write(line); err != nil {
 		return fmt.Errorf("sockwatch with pid %d: %w", s.pid, err)
