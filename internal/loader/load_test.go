@@ -9,6 +9,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/rlimit"
 
 	"github.com/sockwatch/sockwatch/bpf"
 )
@@ -17,6 +18,9 @@ import (
 // load, be it in use here or not.
 func TestProgramsLoad(t *testing.T) {
 	privileged(t)
+	if err := rlimit.RemoveMemlock(); err != nil {
+		t.Fatal(err)
+	}
 	cache := btf.NewCache()
 	k, err := probeKernel(cache)
 	if err != nil {

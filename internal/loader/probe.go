@@ -8,6 +8,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
 
 	"github.com/sockwatch/sockwatch/bpf"
@@ -24,6 +25,9 @@ func Probe() (features []Feature, blind []string, err error) {
 	k, err := probeKernel(cache)
 	if err != nil {
 		return nil, nil, err
+	}
+	if err := rlimit.RemoveMemlock(); err != nil {
+		return nil, nil, fmt.Errorf("raise the limit of locked memory: %w", err)
 	}
 	o := &Observer{
 		kernel:  k,
