@@ -258,7 +258,7 @@ func (o *options) boot(ctx context.Context, work, name string) (r result) {
 		r.err = err
 		return r
 	}
-	if r.err = initramfs.SetPlan(mods, o.tests); r.err != nil {
+	if r.err = initramfs.SetPlan(kernelstest.Plan{Tests: o.tests, Lockdown: locked}, mods); r.err != nil {
 		return r
 	}
 	image := filepath.Join(work, name+".cpio")
@@ -304,9 +304,9 @@ func (r *result) read(report io.Reader, want int) {
 		switch {
 		case strings.HasPrefix(trimmed, "kernelstest: test "):
 			passed, failed, skipped = 0, 0, 0
-		case strings.HasPrefix(trimmed, "--- PASS"):
+		case strings.HasPrefix(line, "--- PASS"):
 			passed++
-		case strings.HasPrefix(trimmed, "--- FAIL"):
+		case strings.HasPrefix(line, "--- FAIL"):
 			failed++
 		case strings.HasPrefix(trimmed, "--- SKIP"):
 			skipped++

@@ -11,8 +11,9 @@ import (
 
 // Plan tells the guest what to do; it is /plan.json in the initramfs.
 type Plan struct {
-	Modules []string `json:"modules"` // file names under /modules, in order
-	Tests   []Test   `json:"tests"`
+	Modules  []string `json:"modules"` // file names under /modules, in order
+	Tests    []Test   `json:"tests"`
+	Lockdown bool     `json:"lockdown"` // that the kernel is locked down has to be checked
 }
 
 // Test is one static test binary.
@@ -86,9 +87,8 @@ func (r *Initramfs) pad() {
 	}
 }
 
-// SetPlan adds the modules and the plan that names them.
-func (r *Initramfs) SetPlan(mods []Module, tests []Test) error {
-	plan := Plan{Tests: tests}
+// SetPlan adds the modules and the plan, which then names them.
+func (r *Initramfs) SetPlan(plan Plan, mods []Module) error {
 	for _, m := range mods {
 		r.Add("/modules/"+m.Name, m.Data, 0o644)
 		plan.Modules = append(plan.Modules, m.Name)

@@ -91,6 +91,12 @@ func run() (int, error) {
 	if err := netlink.LinkSetUp(lo); err != nil {
 		return 0, fmt.Errorf("set lo up: %w", err)
 	}
+	if plan.Lockdown {
+		state, err := os.ReadFile("/sys/kernel/security/lockdown")
+		if err != nil || !bytes.Contains(state, []byte("[confidentiality]")) {
+			return 0, fmt.Errorf("the machine is not locked down for confidentiality: %q %v", state, err)
+		}
+	}
 	status := 0
 	for _, t := range plan.Tests {
 		if code := runTest(t); code != 0 {
