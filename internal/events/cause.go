@@ -47,36 +47,50 @@ func retransmitCause(r *bpf.Record) (cause, why string) {
 // even be handed down (TCP_RESOURCE_PROBE_INTERVAL).
 const probeIntervalMs = 500
 
+// dueFacts is what the next retransmission depends on beside the record.
+type dueFacts struct {
+	attempt   uint32 // number in its run
+	elapsedMs int64  // since what TCP_USER_TIMEOUT counts from (tp->retrans_stamp); -1: not known
+	headNow   bool   // the first unacknowledged segment is sent again in the same tick
+}
+
 // nextDue is when the retransmission timer will fire if nothing is
 // acknowledged, in milliseconds from the record; -1 if it cannot be told.
-// elapsedMs is the time since the first retransmission of the run.
-func nextDue(r *bpf.Record, cause string, attempt uint32, elapsedMs int64, hz uint32, d *Defaults) int64 {
+func nextDue(r *bpf.Record, cause string, f dueFacts, hz uint32, d *Defaults) int64 {
 	tickMs := 1000 / float64(hz)
 	rto := int64(float64(r.Rto) * tickMs)
 	switch cause {
 	case causeRTO, causeSyn:
 		if r.ArgA > 0 {
-			return min(rto, probeIntervalMs)
+			return probeIntervalMs
 		}
 		// The handler doubles rto after it has sent, except for the first
 		// SYNs of a connection.
 		next := rto
-		if cause == causeRTO || attempt > d.SynLinearTimeouts {
+		if cause == causeRTO || f.attempt > d.SynLinearTimeouts {
 			next = min(rto*2, d.RTOMaxMs)
 		}
 		if r.UserTimeoutMs > 0 {
-			left := int64(r.UserTimeoutMs) - elapsedMs
-			next = max(min(next, left), int64(tickMs))
+			if f.elapsedMs < 0 {
+				return -1
+			}
+			next = max(min(next, int64(r.UserTimeoutMs)-f.elapsedMs), int64(tickMs))
 		}
 		return next
 	case causeTLP:
-		return rto
-	case causeFast, causeLossRecovery:
-		if r.SegSeq == r.SndUna {
+		// A probe that could not be sent leaves the timer to the segment it was for.
+		if r.ArgA == 0 {
 			return rto
 		}
-		if r.Pending != timerNone {
-			return max(0, int64(float64(int64(r.TimerExpires-r.Jiffies))*tickMs))
+	case causeFast, causeLossRecovery:
+		// The timer starts anew with the first segment, once all are sent,
+		// unless it stands for the reordering timer.
+		left := int64(float64(int64(r.TimerExpires-r.Jiffies)) * tickMs)
+		switch {
+		case r.ArgA == 0 && f.headNow && (r.Pending != timerReoTimeout || left <= 0):
+			return rto
+		case r.Pending == timerRetrans:
+			return max(0, left)
 		}
 	}
 	return -1
@@ -111,10 +125,24 @@ type history struct {
 	dataAfterEnd  bool   // data arrived for a socket no process had open
 	resetSent     string // reason of a RST the socket sent before it closed, or ""
 	sentReset     bool
+	connectNS     uint64 // when it began to connect; 0: not known
+}
+
+// hangsOnReset reports whether a move to CLOSE is an abort only if the socket
+// sends a RST next. Once FIN was sent, a process may hold the socket's lock
+// because it closes it, or because it reads, and the peer's FIN that came
+// meanwhile is processed as it lets go.
+func hangsOnReset(r *bpf.Record, h *history) bool {
+	return r.Flags&bpf.FlagUser != 0 && r.SkErr == 0 && finSent(int(r.ArgA)) && !h.resetReceived && !h.dataAfterEnd
+}
+
+func finSent(state int) bool {
+	return state == stateFinWait1 || state == stateFinWait2 || state == stateClosing || state == stateLastAck
 }
 
 // abortCause decides why a socket that moved to CLOSE ended, from the record
-// of that change. ok is false if it ended in an orderly way.
+// of that change. ok is false if it ended in an orderly way. Where
+// hangsOnReset, it is asked when the RST was sent.
 func abortCause(r *bpf.Record, h *history) (by, cause, why string, ok bool) {
 	old := int(r.ArgA)
 	user := r.Flags&bpf.FlagUser != 0
@@ -152,14 +180,18 @@ func abortCause(r *bpf.Record, h *history) (by, cause, why string, ok bool) {
 	switch {
 	case old == stateSynSent && user:
 		return byLocal, abortCancelled, "a process closed the socket while it was connecting", true
-	case user && unread > 0:
+	case finSent(old) && !h.sentReset:
+		return "", "", "", false
+	case user && unread > 0 && !(finSent(old) && h.resetSent == "TCP_STATE"):
 		return byLocal, abortUnread, fmt.Sprintf("a process closed the socket with %d bytes unread", unread), true
-	case user && r.Flags&bpf.FlagLinger != 0 && r.LingerJiffies == 0 && old != stateFinWait1 && old != stateFinWait2 && old != stateClosing && old != stateLastAck:
+	case user && r.Flags&bpf.FlagLinger != 0 && r.LingerJiffies == 0:
 		return byLocal, abortLinger, "a process closed the socket with SO_LINGER on and a time of 0", true
 	case h.sentReset && h.resetSent == "TCP_ABORT_ON_MEMORY":
 		return byLocal, abortMemory, "the socket sent a RST with reason TCP_ABORT_ON_MEMORY", true
-	case old == stateFinWait1 || old == stateFinWait2 || old == stateClosing || old == stateLastAck:
-		return "", "", "", false
+	case finSent(old) && h.resetSent == "TCP_ABORT_ON_LINGER":
+		return byLocal, abortLinger, "the socket sent a RST with reason TCP_ABORT_ON_LINGER: TCP_LINGER2 is negative", true
+	case finSent(old) && !user:
+		return byLocal, causeUndecided, "the socket sent a RST with reason " + h.resetSent + " after its FIN", true
 	case user:
 		return byUndecided, causeUndecided, "a process ended the connection without FIN, with nothing unread and without SO_LINGER: disconnected by connect(AF_UNSPEC)", true
 	case old == stateSynRecv:
@@ -177,8 +209,16 @@ func timeoutCause(r *bpf.Record, h *history, old int) (by, cause, why string, ok
 	case !outstanding && !unsent && r.ProbesOut > 0 && r.Flags&bpf.FlagKeepOpen != 0:
 		return byLocal, abortKeepalive, keepaliveWhy(r, "nothing was outstanding"), true
 	case old == stateSynSent || old == stateSynRecv:
+		// The SYN timer obeys both limits.
 		if r.UserTimeoutMs > 0 {
-			return byLocal, abortUserTimeout, fmt.Sprintf("sk_err ETIMEDOUT in the SYN timer after %d retransmissions, user_timeout_ms %d", r.Retransmits, r.UserTimeoutMs), true
+			why := fmt.Sprintf("sk_err ETIMEDOUT in the SYN timer after %d retransmissions, user_timeout_ms %d", r.Retransmits, r.UserTimeoutMs)
+			switch elapsed := (r.MonoNs - h.connectNS) / 1e6; {
+			case h.connectNS == 0:
+				return byLocal, causeUndecided, why + ": it is not known when the first was sent", true
+			case elapsed+2 < uint64(r.UserTimeoutMs): // the kernel counts whole milliseconds
+				return byLocal, abortRetries, fmt.Sprintf("%s not reached after %d ms", why, elapsed), true
+			}
+			return byLocal, abortUserTimeout, why, true
 		}
 		return byLocal, abortRetries, fmt.Sprintf("sk_err ETIMEDOUT in the SYN timer after %d retransmissions", r.Retransmits), true
 	case !outstanding && unsent && r.UserTimeoutMs > 0:

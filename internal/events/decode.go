@@ -226,6 +226,9 @@ func since(jiffies uint64, stamp uint32, tickUs uint64) int64 {
 	if stamp == 0 {
 		return -1
 	}
+	if stamp-uint32(jiffies) < 100 {
+		return 0 // stamped on another processor while the record was filled
+	}
 	return int64(uint64(uint32(jiffies)-stamp) * tickUs)
 }
 

@@ -1,6 +1,9 @@
 package events
 
 import (
+	"net/netip"
+	"slices"
+
 	"github.com/sockwatch/sockwatch/bpf"
 )
 
@@ -29,7 +32,7 @@ type Tracker struct {
 	cfg        Config
 	namespaces map[uint32]*namespace // by inode
 	socks      map[uint64]*sock      // by address of the struct sock
-	listeners  map[listenKey]*sock
+	listeners  map[listenKey][]*sock
 	owners     map[uint64]Owner // by socket inode, from /proc
 
 	// A RST passes both a tracepoint and the namespace's edge. Whichever
@@ -68,8 +71,15 @@ type namespace struct {
 
 type listenKey struct {
 	ns   uint32
+	addr [16]uint8
 	port uint16
 }
+
+// The addresses of a listener on every address, of either family.
+var (
+	any4 = netip.AddrFrom4([4]byte{}).As16()
+	any6 [16]uint8
+)
 
 // tuple identifies a connection on the wire.
 type tuple struct {
@@ -89,7 +99,9 @@ type sock struct {
 	owner  Owner
 	raw    [16]uint8 // owner's comm as the kernel has it
 	listen bool
+	key    listenKey // where it listens
 	closed bool
+	ending *bpf.Record // of its move to CLOSE, whose meaning a RST decides
 	past   history
 	run    run
 	sent   uint32 // tp->total_retrans when it was last seen
@@ -109,6 +121,10 @@ type run struct {
 	una     uint32 // snd_una when it began
 	firstNS uint64
 	times   [8]uint64 // of the last retransmissions, by count modulo 8
+
+	// What the timer's next expiry depends on.
+	stampNS  uint64 // of the first one that was not a loss probe (tp->retrans_stamp); never: not known
+	headTick uint64 // jiffies when the first unacknowledged segment was last sent again
 }
 
 func (r *run) reset() { *r = run{} }
@@ -131,7 +147,7 @@ func NewTracker(cfg Config) *Tracker {
 		cfg:        cfg,
 		namespaces: make(map[uint32]*namespace),
 		socks:      make(map[uint64]*sock),
-		listeners:  make(map[listenKey]*sock),
+		listeners:  make(map[listenKey][]*sock),
 		owners:     make(map[uint64]Owner),
 		held:       make(map[tuple]*heldReset),
 		expect:     make(map[tuple]uint64),
@@ -283,19 +299,54 @@ func (t *Tracker) own(s *sock, r *bpf.Record) {
 		s.owner = t.owners[r.SockInode]
 	}
 	if s.owner.PID == 0 && !s.listen {
-		if l := t.listeners[listenKey{r.NetnsInode, s.tuple.lport}]; l != nil && l.owner.PID != 0 {
-			s.owner = Owner{PID: l.owner.PID, Comm: l.owner.Comm, Via: "listener"}
-		}
+		s.owner = t.listenerOwner(&s.tuple)
 	}
 }
 
-func (t *Tracker) forget(addr uint64, s *sock) {
-	if s.listen {
-		key := listenKey{s.tuple.ns, s.tuple.lport}
-		if t.listeners[key] == s {
-			delete(t.listeners, key)
+// listenerOwner is the owner of the listener that a connection was accepted
+// from: the one on its address, else on any. Where several processes share
+// that, it could be any of them: none is named.
+func (t *Tracker) listenerOwner(c *tuple) Owner {
+	all := t.listeners[listenKey{c.ns, c.local, c.lport}]
+	if len(all) == 0 && netip.AddrFrom16(c.local).Is4In6() {
+		all = t.listeners[listenKey{c.ns, any4, c.lport}]
+	}
+	if len(all) == 0 {
+		all = t.listeners[listenKey{c.ns, any6, c.lport}]
+	}
+	if len(all) == 0 || all[0].owner.PID == 0 {
+		return Owner{}
+	}
+	for _, l := range all[1:] {
+		if l.owner.PID != all[0].owner.PID {
+			return Owner{}
 		}
 	}
+	return Owner{PID: all[0].owner.PID, Comm: all[0].owner.Comm, Via: "listener"}
+}
+
+func (t *Tracker) listens(s *sock) {
+	t.listensNot(s)
+	s.listen = true
+	s.key = listenKey{s.tuple.ns, s.tuple.local, s.tuple.lport}
+	t.listeners[s.key] = append(t.listeners[s.key], s)
+}
+
+func (t *Tracker) listensNot(s *sock) {
+	if !s.listen {
+		return
+	}
+	s.listen = false
+	all := slices.DeleteFunc(t.listeners[s.key], func(l *sock) bool { return l == s })
+	if len(all) == 0 {
+		delete(t.listeners, s.key)
+		return
+	}
+	t.listeners[s.key] = all
+}
+
+func (t *Tracker) forget(addr uint64, s *sock) {
+	t.listensNot(s)
 	delete(t.socks, addr)
 }
 
@@ -340,6 +391,21 @@ func (t *Tracker) retransmit(s *sock, r *bpf.Record) error {
 		s.run.times[s.run.count%8] = never
 	}
 	cause, why := retransmitCause(r)
+	due := dueFacts{attempt: s.run.count, elapsedMs: -1}
+	switch {
+	case cause == causeSyn && s.past.connectNS != 0:
+		due.elapsedMs = int64(r.MonoNs-s.past.connectNS) / 1e6
+	case cause == causeSyn || cause == causeTLP || s.run.stampNS == never:
+	case s.run.stampNS == 0:
+		s.run.stampNS = r.MonoNs
+		due.elapsedMs = 0
+	default:
+		due.elapsedMs = int64(r.MonoNs-s.run.stampNS) / 1e6
+	}
+	if r.SegSeq == r.SndUna && r.ArgA == 0 {
+		s.run.headTick = r.Jiffies
+	}
+	due.headNow = s.run.headTick == r.Jiffies
 	t.begin(TypeRetransmit, r, s)
 	t.buf.retransmit = Retransmit{
 		Cause:     cause,
@@ -347,7 +413,7 @@ func (t *Tracker) retransmit(s *sock, r *bpf.Record) error {
 		SeqStart:  r.SegSeq,
 		SeqEnd:    r.SegEndSeq,
 		Segments:  segments,
-		NextDueMs: nextDue(r, cause, s.run.count, int64(r.MonoNs-s.run.firstNS)/1e6, t.cfg.HZ, &s.ns.defaults),
+		NextDueMs: nextDue(r, cause, due, t.cfg.HZ, &s.ns.defaults),
 		Why:       why,
 	}
 	switch {
@@ -365,9 +431,12 @@ func (t *Tracker) recovered(s *sock, r *bpf.Record, ack uint32, exact bool) erro
 	run := s.run
 	s.run.reset()
 	t.begin(TypeRecovered, r, s)
-	last := run.times[run.count%8]
-	if last == never {
-		last = run.firstNS
+	last := run.firstNS
+	for n := run.count; n > 0 && n+8 > run.count; n-- {
+		if sent := run.times[n%8]; sent != never {
+			last = sent
+			break
+		}
 	}
 	t.buf.recovered = Recovered{
 		StalledUs:   (r.MonoNs - run.firstNS) / 1000,
@@ -405,9 +474,8 @@ func (t *Tracker) synAck(ns *namespace, r *bpf.Record) error {
 		Local:  addrPort(r.LocalAddr, r.LocalPort),
 		Remote: addrPort(r.RemoteAddr, r.RemotePort),
 	}}
-	if l := t.listeners[listenKey{r.NetnsInode, r.LocalPort}]; l != nil && l.owner.PID != 0 {
-		s.owner = Owner{PID: l.owner.PID, Comm: l.owner.Comm, Via: "listener"}
-	}
+	tuple := tupleOf(r)
+	s.owner = t.listenerOwner(&tuple)
 	timeout := int64(1000)
 	if r.Rto != 0 {
 		timeout = int64(r.Rto) * 1000 / int64(t.cfg.HZ)
@@ -421,7 +489,7 @@ func (t *Tracker) synAck(ns *namespace, r *bpf.Record) error {
 		SeqStart:  r.SegSeq,
 		SeqEnd:    r.SegEndSeq,
 		Segments:  1,
-		NextDueMs: min(timeout<<(uint(r.Backoff)+1), ns.defaults.RTOMaxMs),
+		NextDueMs: min(timeout<<min(uint(r.Backoff)+1, 16), ns.defaults.RTOMaxMs),
 		Why:       "tcp_retransmit_synack on a connection request",
 	}
 	t.ev.Retransmit = &t.buf.retransmit
@@ -429,14 +497,16 @@ func (t *Tracker) synAck(ns *namespace, r *bpf.Record) error {
 }
 
 func (t *Tracker) state(s *sock, r *bpf.Record) error {
-	oldState, newState := int(r.ArgA), int(r.ArgB)
+	oldState, newState := int(uint32(r.ArgA)), int(uint32(r.ArgB))
 	switch newState {
 	case stateListen:
-		s.listen = true
-		t.listeners[listenKey{r.NetnsInode, s.tuple.lport}] = s
+		t.listens(s)
 	case stateSynSent:
 		// A socket may connect again after it was closed.
-		s.past, s.closed, s.run = history{}, false, run{}
+		s.past, s.closed, s.ending, s.run = history{connectNS: r.MonoNs}, false, nil, run{}
+	}
+	if oldState == stateListen {
+		t.listensNot(s)
 	}
 	if s.run.active && r.SndUna != s.run.una && newState != stateClose {
 		if err := t.recovered(s, r, r.SndUna, true); err != nil {
@@ -453,12 +523,23 @@ func (t *Tracker) state(s *sock, r *bpf.Record) error {
 		return nil
 	}
 	s.closed = true
+	if hangsOnReset(r, &s.past) {
+		ending := *r
+		s.ending = &ending
+		return nil
+	}
+	return t.abort(s, r)
+}
+
+// abort says why a socket ended, unless it did in an orderly way. r is the
+// record of its move to CLOSE.
+func (t *Tracker) abort(s *sock, r *bpf.Record) error {
 	by, cause, why, ok := abortCause(r, &s.past)
 	if !ok {
 		return nil
 	}
 	t.begin(TypeAbort, r, s)
-	t.buf.abort = Abort{By: by, Cause: cause, Why: why, State: stateName(oldState)}
+	t.buf.abort = Abort{By: by, Cause: cause, Why: why, State: stateName(int(uint32(r.ArgA)))}
 	t.ev.Abort = &t.buf.abort
 	return t.emit()
 }
@@ -474,7 +555,7 @@ func (t *Tracker) receive(s *sock, r *bpf.Record) error {
 			return err
 		}
 	}
-	if r.Why&bpf.ReceiveArrival != 0 {
+	if r.Why&bpf.ReceiveArrival != 0 && r.Flags&bpf.FlagFullSock != 0 {
 		t.begin(TypeArrival, r, s)
 		t.buf.arrival = Arrival{
 			SilenceMs: uint64(uint32(r.Jiffies)-r.Lrcvtime) * 1000 / uint64(t.cfg.HZ),
@@ -512,11 +593,14 @@ func (t *Tracker) probe(s *sock, r *bpf.Record, kind, direction string, number u
 
 func (t *Tracker) inventory(s *sock, r *bpf.Record) error {
 	if r.State == stateListen {
-		s.listen = true
-		t.listeners[listenKey{r.NetnsInode, s.tuple.lport}] = s
+		t.listens(s)
 	}
 	if r.Retransmits > 0 && !s.run.active {
 		s.run = run{active: true, una: r.SndUna, firstNS: r.MonoNs, count: uint32(r.Retransmits)}
+		for i := range s.run.times {
+			s.run.times[i] = never // before the trace
+		}
+		s.run.stampNS = never
 	}
 	t.begin(TypeInventory, r, s)
 	t.buf.inventory = Inventory{Inode: r.SockInode}
@@ -529,9 +613,11 @@ func (t *Tracker) wire(ns *namespace, r *bpf.Record) error {
 	if r.Why&bpf.WireRST != 0 {
 		key := tupleOf(r)
 		if r.Flags&bpf.FlagOut != 0 {
-			if _, ok := t.expect[key]; ok {
+			if until, ok := t.expect[key]; ok {
 				delete(t.expect, key)
-				return nil
+				if r.MonoNs <= until {
+					return nil
+				}
 			}
 		}
 		old := t.held[key]
@@ -619,7 +705,12 @@ func (t *Tracker) resetSent(ns *namespace, r *bpf.Record) error {
 		t.buf.reset.Trigger = &t.buf.trigger
 	}
 	t.ev.Reset = &t.buf.reset
-	return t.emit()
+	if err := t.emit(); err != nil || s.ending == nil {
+		return err
+	}
+	ending := s.ending
+	s.ending = nil
+	return t.abort(s, ending)
 }
 
 func (t *Tracker) resetReceived(ns *namespace, r *bpf.Record) error {
