@@ -53,6 +53,7 @@ int tcp_retransmit_skb(__u64 *ctx)
 		fill_sock(r, sk, n);
 		fill_segment(r, skb);
 		r->arg_a = err;
+		r->sent_ns = err ? 0 : skb->skb_mstamp_ns;
 		submit(r);
 	}
 	if (!n)

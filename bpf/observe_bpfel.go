@@ -76,6 +76,7 @@ type ObserveRecord struct {
 	BytesReceived   uint64
 	TimerExpires    uint64
 	LingerJiffies   uint64
+	SentNs          uint64
 	LocalAddr       [16]uint8
 	RemoteAddr      [16]uint8
 	OwnerComm       [16]uint8

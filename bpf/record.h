@@ -93,6 +93,7 @@ struct record {
 	__u64 bytes_received;
 	__u64 timer_expires; /* of icsk_pending, jiffies */
 	__u64 linger_jiffies;
+	__u64 sent_ns; /* KIND_RETRANSMIT: when TCP handed the segment down; 0: it failed */
 
 	__u8 local_addr[16];
 	__u8 remote_addr[16];

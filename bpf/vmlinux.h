@@ -230,6 +230,7 @@ struct net_device {
 struct sk_buff {
 	struct net_device *dev;
 	struct sock *sk;
+	__u64 skb_mstamp_ns;
 	char cb[48];
 	unsigned int len;
 	unsigned int data_len;

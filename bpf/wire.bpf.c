@@ -54,7 +54,7 @@ int wire_netfilter(struct bpf_nf_ctx *ctx)
 		} else if (sk_state != TCP_ESTABLISHED) {
 			if (seg.len == 0 && seg.seq == tp->rcv_nxt - 1)
 				why = WIRE_PROBE;
-			if ((tp->inet_conn.icsk_retransmits || tp->retrans_out) &&
+			if ((tp->inet_conn.icsk_retransmits || tp->retrans_out || tp->tlp_high_seq) &&
 			    (__s32)(seg.ack - tp->snd_una) > 0 && (__s32)(seg.ack - tp->snd_nxt) <= 0)
 				why |= WIRE_ACKED;
 		}

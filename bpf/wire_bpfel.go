@@ -40,6 +40,7 @@ type WireRecord struct {
 	BytesReceived   uint64
 	TimerExpires    uint64
 	LingerJiffies   uint64
+	SentNs          uint64
 	LocalAddr       [16]uint8
 	RemoteAddr      [16]uint8
 	OwnerComm       [16]uint8
