@@ -40,7 +40,10 @@ type Tracker struct {
 	held   map[tuple]*heldReset // seen at the edge
 	expect map[tuple]uint64     // seen by tcp_send_reset, to be passed over at the edge; value: until when
 
-	lone    sock // stands in for the socket a RST does not have
+	lone    sock // stands in for the socket that a RST or a request does not have
+	free    []*sock
+	spare   []*heldReset
+	comms   map[[16]uint8]string
 	foreign uint64
 
 	ev  Event // reused for every event
@@ -111,6 +114,10 @@ type sock struct {
 		rcvNxt uint32
 		zero   bool
 	}
+	window struct { // the run of zero-window probes it sends
+		number uint32
+		una    uint32
+	}
 }
 
 // run is a run of retransmissions: it lasts until the peer acknowledges
@@ -151,6 +158,7 @@ func NewTracker(cfg Config) *Tracker {
 		owners:     make(map[uint64]Owner),
 		held:       make(map[tuple]*heldReset),
 		expect:     make(map[tuple]uint64),
+		comms:      make(map[[16]uint8]string),
 	}
 }
 
@@ -243,6 +251,7 @@ func (t *Tracker) Tick(now uint64) error {
 			continue
 		}
 		delete(t.held, key)
+		t.spare = append(t.spare, h)
 		if err := t.loneReset(&h.rec); err != nil {
 			return err
 		}
@@ -261,7 +270,12 @@ func (t *Tracker) sock(ns *namespace, r *bpf.Record) *sock {
 		s = nil
 	}
 	if s == nil {
-		s = &sock{ns: ns}
+		if n := len(t.free); n > 0 {
+			s, t.free = t.free[n-1], t.free[:n-1]
+		} else {
+			s = new(sock)
+		}
+		*s = sock{ns: ns}
 		s.id.Family = familyName(r.Family)
 		t.socks[r.SockAddr] = s
 	}
@@ -292,7 +306,7 @@ func (t *Tracker) own(s *sock, r *bpf.Record) {
 	case r.OwnerPid != 0:
 		if s.owner.PID != r.OwnerPid || s.raw != r.OwnerComm {
 			s.raw = r.OwnerComm
-			s.owner = Owner{PID: r.OwnerPid, Comm: cString(r.OwnerComm[:]), Via: viaName(r.OwnerVia)}
+			s.owner = Owner{PID: r.OwnerPid, Comm: t.commName(&r.OwnerComm), Via: viaName(r.OwnerVia)}
 		}
 	case s.owner.PID != 0:
 	case r.SockInode != 0 && len(t.owners) > 0:
@@ -348,6 +362,20 @@ func (t *Tracker) listensNot(s *sock) {
 func (t *Tracker) forget(addr uint64, s *sock) {
 	t.listensNot(s)
 	delete(t.socks, addr)
+	t.free = append(t.free, s)
+}
+
+// commName is the string of a command name, made once for each.
+func (t *Tracker) commName(raw *[16]uint8) string {
+	name, ok := t.comms[*raw]
+	if !ok {
+		if len(t.comms) == 4096 { // names can be made up
+			clear(t.comms)
+		}
+		name = cString(raw[:])
+		t.comms[*raw] = name
+	}
+	return name
 }
 
 // begin starts an event about a socket. The caller adds the part named like
@@ -386,10 +414,16 @@ func (t *Tracker) retransmit(s *sock, r *bpf.Record) error {
 		segments = 0
 	}
 	s.sent = r.TotalRetrans
-	s.run.times[s.run.count%8] = r.MonoNs
-	if segments == 0 {
-		s.run.times[s.run.count%8] = never
+	// The hook runs after the segment was handed down, on a short path even
+	// after it has arrived.
+	sent := r.MonoNs
+	if r.SentNs != 0 {
+		sent = min(sent, r.SentNs)
 	}
+	if r.ArgA != 0 {
+		sent = never
+	}
+	s.run.times[s.run.count%8] = sent
 	cause, why := retransmitCause(r)
 	due := dueFacts{attempt: s.run.count, elapsedMs: -1}
 	switch {
@@ -460,8 +494,14 @@ func answered(run *run, r *bpf.Record) uint32 {
 	if r.RttMinUs == 0 || r.RttMinUs == 1<<32-1 {
 		return 0
 	}
+	least := uint64(r.RttMinUs) * 1000
+	if r.Kind == bpf.KindState && r.ArgA == stateSynSent {
+		// Measured by the timestamps of this very handshake, whole milliseconds
+		// and never none.
+		least -= min(least, 2_000_000)
+	}
 	for n := run.count; n > 0 && n+8 > run.count; n-- {
-		if sent := run.times[n%8]; sent != never && r.MonoNs-sent >= uint64(r.RttMinUs)*1000 {
+		if sent := run.times[n%8]; sent != never && r.MonoNs-sent >= least {
 			return n
 		}
 	}
@@ -469,20 +509,16 @@ func answered(run *run, r *bpf.Record) uint32 {
 }
 
 func (t *Tracker) synAck(ns *namespace, r *bpf.Record) error {
-	s := &sock{ns: ns, id: Sock{
-		Family: familyName(r.Family),
-		Local:  addrPort(r.LocalAddr, r.LocalPort),
-		Remote: addrPort(r.RemoteAddr, r.RemotePort),
-	}}
+	s := &t.lone
+	*s = sock{ns: ns, id: t.wireID(r)}
 	tuple := tupleOf(r)
 	s.owner = t.listenerOwner(&tuple)
 	timeout := int64(1000)
 	if r.Rto != 0 {
 		timeout = int64(r.Rto) * 1000 / int64(t.cfg.HZ)
 	}
-	rec := *r
-	rec.Flags &^= bpf.FlagFullSock // the snapshot is the listener's
-	t.begin(TypeRetransmit, &rec, s)
+	t.begin(TypeRetransmit, r, s)
+	t.ev.TCP = nil // the snapshot is the listener's
 	t.buf.retransmit = Retransmit{
 		Cause:     causeSynAck,
 		Attempt:   uint32(r.Retransmits) + 1,
@@ -621,8 +657,9 @@ func (t *Tracker) wire(ns *namespace, r *bpf.Record) error {
 			}
 		}
 		old := t.held[key]
-		t.held[key] = &heldReset{rec: *r, until: r.MonoNs + resetWindow}
+		t.held[key] = t.hold(r)
 		if old != nil {
+			t.spare = append(t.spare, old)
 			return t.loneReset(&old.rec)
 		}
 		return nil
@@ -643,11 +680,26 @@ func (t *Tracker) wire(ns *namespace, r *bpf.Record) error {
 		return t.probeReceived(s, r)
 	}
 	// A keepalive is sent only when there is nothing to send.
-	kind := "keepalive"
-	if r.WriteSeq != r.SndNxt {
-		kind = "zero-window"
+	if r.WriteSeq == r.SndNxt {
+		return t.probe(s, r, "keepalive", "sent", uint32(r.ProbesOut)+1)
 	}
-	return t.probe(s, r, kind, "sent", uint32(r.ProbesOut)+1)
+	// An answer clears icsk_probes_out even if the window stays shut, and
+	// icsk_backoff only when it opens.
+	w := &s.window
+	if w.number == 0 || w.una != r.SndUna || r.Backoff == 0 {
+		w.number, w.una = uint32(r.Backoff), r.SndUna
+	}
+	w.number++
+	return t.probe(s, r, "zero-window", "sent", w.number)
+}
+
+func (t *Tracker) hold(r *bpf.Record) *heldReset {
+	h := new(heldReset)
+	if n := len(t.spare); n > 0 {
+		h, t.spare = t.spare[n-1], t.spare[:n-1]
+	}
+	h.rec, h.until = *r, r.MonoNs+resetWindow
+	return h
 }
 
 // loneReset is a RST at the edge that neither tcp_send_reset nor
@@ -657,7 +709,8 @@ func (t *Tracker) loneReset(r *bpf.Record) error {
 	if ns == nil {
 		return nil
 	}
-	s := &sock{ns: ns, id: t.wireID(r)}
+	s := &t.lone
+	*s = sock{ns: ns, id: t.wireID(r)}
 	t.begin(TypeReset, r, s)
 	t.buf.reset = Reset{Direction: "received", SeenBy: "wire"}
 	if r.Flags&bpf.FlagOut != 0 {
@@ -670,12 +723,11 @@ func (t *Tracker) loneReset(r *bpf.Record) error {
 }
 
 func (t *Tracker) wireID(r *bpf.Record) Sock {
-	id := Sock{
+	return Sock{
 		Family: familyName(r.Family),
 		Local:  addrPort(r.LocalAddr, r.LocalPort),
 		Remote: addrPort(r.RemoteAddr, r.RemotePort),
 	}
-	return id
 }
 
 func (t *Tracker) resetSent(ns *namespace, r *bpf.Record) error {
@@ -695,6 +747,7 @@ func (t *Tracker) resetSent(ns *namespace, r *bpf.Record) error {
 	// that answers a segment follows it.
 	if h := t.held[key]; h != nil && h.rec.Flags&bpf.FlagOut != 0 {
 		delete(t.held, key)
+		t.spare = append(t.spare, h)
 		decodeSegment(&t.buf.segment, &h.rec)
 		t.buf.reset.Segment = &t.buf.segment
 	} else if t.cfg.EdgeSeen {
@@ -730,6 +783,7 @@ func (t *Tracker) resetReceived(ns *namespace, r *bpf.Record) error {
 	t.buf.reset = Reset{Direction: "received", Socket: true, SeenBy: "tcp_receive_reset"}
 	if h != nil {
 		delete(t.held, s.tuple)
+		t.spare = append(t.spare, h)
 		decodeSegment(&t.buf.segment, &h.rec)
 		t.buf.reset.Segment = &t.buf.segment
 	}
