@@ -48,8 +48,6 @@ type Tracker struct {
 
 	ev  Event // reused for every event
 	buf struct {
-		owner      Owner
-		sockID     Sock
 		cpu        int
 		tcp        TCP
 		segment    Segment
@@ -69,7 +67,6 @@ type Tracker struct {
 type namespace struct {
 	netns    Netns
 	defaults Defaults
-	socks    uint64
 }
 
 type listenKey struct {
