@@ -83,7 +83,13 @@ func observeWith(t *testing.T, cfg session.Config, targets ...string) *observati
 		defer close(o.done)
 		o.result, o.err = session.Run(ctx, cfg)
 	}()
-	t.Cleanup(func() { cancel(); <-o.done })
+	t.Cleanup(func() {
+		cancel()
+		<-o.done
+		if t.Failed() || testing.Verbose() {
+			o.log()
+		}
+	})
 	select {
 	case <-ready:
 	case <-o.done:
@@ -131,16 +137,18 @@ func (o *observation) stop() []events.Event {
 			o.t.Errorf("summary says %d events of type %s, there are %d", last.Summary.Events[typ], typ, n)
 		}
 	}
-	if o.t.Failed() || testing.Verbose() {
-		for _, l := range o.mem.lines {
-			s := string(l)
-			if i := strings.Index(s, `,"tcp":`); i > 0 {
-				s = s[:i] + "}"
-			}
-			o.t.Log(s)
-		}
-	}
 	return evs
+}
+
+// log prints every line without its snapshot.
+func (o *observation) log() {
+	for _, l := range o.mem.lines {
+		s := string(l)
+		if i := strings.Index(s, `,"tcp":`); i > 0 {
+			s = s[:i] + "}"
+		}
+		o.t.Log(s)
+	}
 }
 
 // events are those written so far.
