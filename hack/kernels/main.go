@@ -153,7 +153,7 @@ func (o *options) build(ctx context.Context, work string) error {
 		if err := compile(filepath.Join(work, name), "test", "-c", "./"+s.name); err != nil {
 			return err
 		}
-		t := kernelstest.Test{Name: name, Args: []string{"-test.v", "-test.timeout=" + (o.limit - 30*time.Second).String()}}
+		t := kernelstest.Test{Name: name, Args: []string{"-test.v", "-test.parallel=1", "-test.timeout=" + (o.limit - 30*time.Second).String()}}
 		if o.run != "" {
 			t.Args = append(t.Args, "-test.run="+o.run)
 		}

@@ -24,7 +24,7 @@ func seen(t *testing.T, c *testlab.Capture, what string, monoNS uint64, match fu
 	switch {
 	case best == nil:
 		t.Errorf("%s: no such packet in the capture", what)
-	case apart(best.MonoNS, monoNS) > nearMs*time.Millisecond:
+	case apart(best.MonoNS, monoNS) > testlab.Slack(nearMs*time.Millisecond):
 		t.Errorf("%s: event and packet (%v) are %v apart", what, best, apart(best.MonoNS, monoNS))
 	}
 }

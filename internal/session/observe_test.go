@@ -94,7 +94,7 @@ func observeWith(t *testing.T, cfg session.Config, targets ...string) *observati
 	case <-ready:
 	case <-o.done:
 		t.Fatalf("the session ended before it was ready: %v", o.err)
-	case <-time.After(30 * time.Second):
+	case <-time.After(testlab.Slack(30 * time.Second)):
 		t.Fatal("the session is not ready after 30 s")
 	}
 	return o
@@ -161,7 +161,7 @@ func (o *observation) events() []events.Event {
 // until waits for an event that satisfies f and returns it.
 func (o *observation) until(what string, within time.Duration, f func(*events.Event) bool) events.Event {
 	o.t.Helper()
-	deadline := time.Now().Add(within)
+	deadline := time.Now().Add(testlab.Slack(within))
 	for {
 		evs := o.events()
 		for i := range evs {

@@ -144,7 +144,7 @@ func runTest(t kernelstest.Test) (code int) {
 	dir := "/tests/" + t.Name
 	cmd := exec.Command(dir+"/test", t.Args...)
 	cmd.Dir = dir
-	cmd.Env = []string{"PATH=/bin", "HOME=/root", "CI=1", "TMPDIR=/tmp"}
+	cmd.Env = []string{"PATH=/bin", "HOME=/root", "CI=1", "TMPDIR=/tmp", "SOCKWATCH_EMULATED=1"}
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := cmd.Run()
