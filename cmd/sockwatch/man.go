@@ -23,6 +23,14 @@ func addDevCommands(root *cobra.Command) {
 				return err
 			}
 			v, _ := build()
+			// The shells have their own help, and the topics belong to the
+			// page of sockwatch itself.
+			for _, c := range root.Commands() {
+				if c.Name() == "completion" {
+					root.RemoveCommand(c)
+				}
+			}
+			root.Long += "\n\n# TARGETS\n" + fenced(targetsHelp) + "\n# EXIT STATUS\n" + fenced(exitHelp())
 			root.DisableAutoGenTag = true
 			return doc.GenManTree(root, &doc.GenManHeader{
 				Section: "8",
@@ -32,3 +40,6 @@ func addDevCommands(root *cobra.Command) {
 		},
 	})
 }
+
+// fenced is text as it stands.
+func fenced(text string) string { return "```\n" + text + "\n```\n" }
