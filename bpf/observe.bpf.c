@@ -81,6 +81,9 @@ int tcp_retransmit_synack(__u64 *ctx)
 	r->retransmits = req->num_retrans;
 	r->backoff = BPF_CORE_READ_BITFIELD(req, num_timeout);
 	r->rto = bpf_core_field_exists(req->timeout) ? req->timeout : 0;
+	/* As icsk_pending: the timer is disarmed while its own handler runs. */
+	if (bpf_core_field_exists(req->rsk_timer) && req->rsk_timer.entry.pprev)
+		r->pending = 1;
 	treq = bpf_skc_to_tcp_request_sock(req);
 	if (treq) {
 		r->seg_seq = treq->snt_isn;

@@ -116,7 +116,12 @@ struct socket {
 	struct file *file;
 };
 
+struct hlist_node {
+	struct hlist_node **pprev;
+};
+
 struct timer_list {
+	struct hlist_node entry;
 	unsigned long expires;
 };
 
@@ -206,6 +211,7 @@ struct request_sock {
 	__u8 num_retrans;
 	__u8 num_timeout : 7;
 	__u32 timeout;
+	struct timer_list rsk_timer;
 };
 
 struct inet_request_sock {
