@@ -155,6 +155,7 @@ var errnoNames = func() (names [134]string) {
 	for i := range names {
 		names[i] = unix.ErrnoName(unix.Errno(i))
 	}
+	names[unix.EOPNOTSUPP] = "EOPNOTSUPP" // not the libc's ENOTSUP
 	return names
 }()
 
