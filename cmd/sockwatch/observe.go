@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -92,7 +93,7 @@ stops at Ctrl-C, after --duration, or when every target is gone for good.`,
 	fs.BoolVar(&f.appendTo, "append", false, "add to FILE if it exists")
 	fs.BoolVar(&f.force, "force", false, "replace FILE if it exists")
 	fs.BoolVar(&f.wait, "wait", false, "wait for targets that do not exist yet")
-	fs.Var(durationValue{&f.duration, time.Millisecond}, "duration", "stop after this long, such as 90s or 1h30m")
+	fs.Var(durationValue{&f.duration, time.Millisecond}, "duration", "stop this long after everything is being watched, such as 90s or 1h30m")
 	fs.Var(durationValue{&f.arrival, time.Millisecond}, "arrival-threshold", "tell of data that arrives after a silence of at least this")
 	fs.StringVar(&f.readyFile, "ready-file", "", "create `FILE` when every target is being watched")
 	formats := []string{formatAuto, formatJSON, formatText}
@@ -107,8 +108,21 @@ stops at Ctrl-C, after --duration, or when every target is gone for good.`,
 	return cmd
 }
 
-func completeTargets(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-	return []string{"host"}, cobra.ShellCompDirectiveNoFileComp
+// completeTargets lists what could be named. Nobody waits long for a completion.
+func completeTargets(cmd *cobra.Command, _ []string, prefix string) ([]string, cobra.ShellCompDirective) {
+	ctx := cmd.Context()
+	if ctx == nil {
+		ctx = context.Background()
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	var names []string
+	for _, n := range target.Candidates(ctx) {
+		if strings.HasPrefix(n, prefix) {
+			names = append(names, n)
+		}
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
 func observe(ctx context.Context, env *environment, f observeFlags) (err error) {

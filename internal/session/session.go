@@ -26,7 +26,7 @@ import (
 type Config struct {
 	Targets          []target.Spec
 	Wait             bool          // wait for targets that do not exist yet
-	Duration         time.Duration // 0: until the context ends
+	Duration         time.Duration // once everything is attached; 0: until the context ends
 	ArrivalThreshold time.Duration // silence that makes data an arrival
 	RingBytes        uint64        // 0: loader.DefaultRingBytes
 	Wire             string        // loader.MethodNetfilter or MethodPacket; empty: the best there is
@@ -82,11 +82,12 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 		cfg.ArrivalThreshold = DefaultArrivalThreshold
 	}
 	s := &session{
-		cfg:    cfg,
-		inbox:  make(chan func() error, 64),
-		watch:  make(map[uint32]*watched),
-		gone:   make(map[string]uint64),
-		events: make(map[string]uint64),
+		cfg:     cfg,
+		inbox:   make(chan func() error, 64),
+		readied: make(chan struct{}),
+		watch:   make(map[uint32]*watched),
+		gone:    make(map[string]uint64),
+		events:  make(map[string]uint64),
 	}
 	return s.run(ctx)
 }
@@ -116,7 +117,8 @@ type session struct {
 	events      map[string]uint64
 	finished    []events.NamespaceCounts
 	ready       bool
-	stop        string // reason, once the end has been asked for
+	readied     chan struct{} // closed when ready
+	stop        string        // reason, once the end has been asked for
 	stopErr     error
 }
 
@@ -220,13 +222,16 @@ func (s *session) forwardTicks(ctx context.Context) {
 	tick := time.NewTicker(tickEvery)
 	defer tick.Stop()
 	var over <-chan time.Time
-	if s.cfg.Duration > 0 {
-		over = time.After(s.cfg.Duration)
-	}
+	readied := s.readied
 	for {
 		select {
 		case <-tick.C:
 			s.obs.Flush() // the loop does what is due when its read returns
+		case <-readied:
+			readied = nil
+			if s.cfg.Duration > 0 {
+				over = time.After(s.cfg.Duration)
+			}
 		case <-over:
 			s.post(ctx, func() error { s.end(ReasonDuration, nil); return nil })
 			return
@@ -574,6 +579,7 @@ func (s *session) summary(reason string) (events.Summary, error) {
 // announce says that everything is attached.
 func (s *session) announce() error {
 	s.ready = true
+	close(s.readied)
 	if s.cfg.OnReady != nil {
 		if err := s.cfg.OnReady(); err != nil {
 			return err
