@@ -169,6 +169,8 @@ type Retransmit struct {
 	SendError string `json:"send_error" jsonschema_description:"Name of the error if the send failed locally, else empty. Kernels before 6.17 do not show it."`
 	NextDueMs int64  `json:"next_due_ms" jsonschema_description:"Milliseconds from this event until the retransmission timer is due if nothing is acknowledged; -1: not known. The kernel's timer wheel rounds up."`
 	Why       string `json:"why" jsonschema_description:"The facts that decided the cause, or why it is undecided."`
+
+	DuplicateSYN bool `json:"duplicate_syn,omitempty" jsonschema_description:"synack: true if the peer's SYN came again and was answered, absent if the request's timer sent it."`
 }
 
 // Probe is a keepalive or zero-window probe on the wire.

@@ -55,7 +55,8 @@ func examples() []*Event {
 			{Name: "tcp_retransmit_skb", Hook: "tp_btf/tcp_retransmit_skb", Method: "tp_btf"},
 			{Name: "wire", Hook: "AF_PACKET", Method: "packet", Detail: "no BPF netfilter link: kernel before 6.4"},
 		},
-		BlindSpots: []string{"probes and resets at the edge are seen by a packet socket, after the firewall"}, Targets: []string{"controlplane"},
+		BlindSpots: []string{"probes and resets at the edge are seen by a packet socket, after the firewall"},
+		CannotShow: []string{"failed-retransmissions", "reset-reasons", "resets-without-socket", "before-firewall"}, Targets: []string{"controlplane"},
 		ArrivalMs: 1000, RingBytes: 8 << 20,
 	}
 
@@ -65,8 +66,21 @@ func examples() []*Event {
 		Events: map[string]uint64{"session": 1, "target": 1, "retransmit": 2030, "state": 1, "abort": 1, "clock": 8, "lost": 5, "summary": 1},
 		Kernel: Counts{Produced: 2043, Lost: 12, Read: 2031, ByProgram: map[string]uint64{"tcp_retransmit_skb": 2042, "inet_sock_set_state": 1}},
 		Namespaces: []NamespaceCounts{
-			{Netns: netns, Events: map[string]uint64{"target": 1, "retransmit": 2030, "state": 1, "abort": 1}},
+			{
+				Netns: netns, Events: map[string]uint64{"target": 1, "retransmit": 2030, "state": 1, "abort": 1},
+				Ledger: Ledger{
+					Opened: Reading{StartNS: 5_099_800_000, EndNS: 5_099_950_000}, Closed: Reading{StartNS: 65_248_000_000, EndNS: 65_248_160_000},
+					Lines: []LedgerLine{
+						{Counter: "RetransSegs", Kernel: 2042, Events: 2030, Difference: 12, Result: "incomplete", Why: "12 are not in the events"},
+						{Counter: "AttemptFails", Kernel: 2, Difference: 2, Explained: 2, Result: "balanced", Why: "2 connection requests ended by a RST or SYN of the peer, which is no event"},
+						{Counter: "EstabResets", Kernel: 1, Events: 1, Result: "balanced"},
+					},
+					Beside: map[string]uint64{"EmbryonicRsts": 2},
+				},
+				Verdict: Verdict{State: "incomplete", By: 12, Reasons: []string{"RetransSegs: the kernel counted 2042, 2030 are in the events: 12 are not in the events"}},
+			},
 		},
+		Verdict:    Verdict{State: "incomplete", By: 12, Reasons: []string{"12 of 2043 records were lost", "controlplane: RetransSegs: the kernel counted 2042, 2030 are in the events: 12 are not in the events"}},
 		BlindSpots: []string{},
 	}
 

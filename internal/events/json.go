@@ -208,6 +208,9 @@ func (r *Retransmit) appendJSON(b []byte) []byte {
 	b = appendStr(b, `,"send_error":`, r.SendError)
 	b = appendInt(b, `,"next_due_ms":`, r.NextDueMs)
 	b = appendStr(b, `,"why":`, r.Why)
+	if r.DuplicateSYN {
+		b = append(b, `,"duplicate_syn":true`...)
+	}
 	return append(b, '}')
 }
 
@@ -308,6 +311,7 @@ func (s *Session) appendJSON(b []byte) []byte {
 	}
 	b = append(b, ']')
 	b = appendStrs(b, `,"blind_spots":`, s.BlindSpots)
+	b = appendStrs(b, `,"cannot_show":`, s.CannotShow)
 	b = appendStrs(b, `,"targets":`, s.Targets)
 	b = appendUint(b, `,"arrival_threshold_ms":`, s.ArrivalMs)
 	b = appendUint(b, `,"ring_bytes":`, s.RingBytes)
@@ -339,16 +343,62 @@ func (s *Summary) appendJSON(b []byte) []byte {
 		b = append(b, `{"netns":`...)
 		b = s.Namespaces[i].Netns.appendJSON(b)
 		b = appendCounts(b, `,"events":`, s.Namespaces[i].Events)
+		b = append(b, `,"ledger":`...)
+		b = s.Namespaces[i].Ledger.appendJSON(b)
+		b = append(b, `,"verdict":`...)
+		b = s.Namespaces[i].Verdict.appendJSON(b)
 		b = append(b, '}')
 	}
-	b = append(b, ']')
+	b = append(b, `],"verdict":`...)
+	b = s.Verdict.appendJSON(b)
 	b = appendStrs(b, `,"blind_spots":`, s.BlindSpots)
+	return append(b, '}')
+}
+
+func (l *Ledger) appendJSON(b []byte) []byte {
+	b = append(b, `{"opened":`...)
+	b = l.Opened.appendJSON(b)
+	b = append(b, `,"closed":`...)
+	b = l.Closed.appendJSON(b)
+	b = append(b, `,"lines":[`...)
+	for i := range l.Lines {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = l.Lines[i].appendJSON(b)
+	}
+	b = appendCounts(append(b, ']'), `,"beside":`, l.Beside)
+	return append(b, '}')
+}
+
+func (r *Reading) appendJSON(b []byte) []byte {
+	b = appendUint(b, `{"start_ns":`, r.StartNS)
+	b = appendUint(b, `,"end_ns":`, r.EndNS)
+	return append(b, '}')
+}
+
+func (l *LedgerLine) appendJSON(b []byte) []byte {
+	b = appendStr(b, `{"counter":`, l.Counter)
+	b = appendUint(b, `,"kernel":`, l.Kernel)
+	b = appendInt(b, `,"events":`, l.Events)
+	b = appendInt(b, `,"difference":`, l.Difference)
+	b = appendInt(b, `,"explained":`, l.Explained)
+	b = appendStr(b, `,"result":`, l.Result)
+	b = appendStr(b, `,"why":`, l.Why)
+	return append(b, '}')
+}
+
+func (v *Verdict) appendJSON(b []byte) []byte {
+	b = appendStr(b, `{"state":`, v.State)
+	b = appendUint(b, `,"by":`, v.By)
+	b = appendStrs(b, `,"reasons":`, v.Reasons)
 	return append(b, '}')
 }
 
 func (c *Counts) appendJSON(b []byte) []byte {
 	b = appendUint(b, `{"produced":`, c.Produced)
 	b = appendUint(b, `,"lost":`, c.Lost)
+	b = appendUint(b, `,"missed":`, c.Missed)
 	b = appendUint(b, `,"read":`, c.Read)
 	b = appendInt(b, `,"unaccounted":`, c.Unaccounted)
 	b = appendUint(b, `,"foreign":`, c.Foreign)

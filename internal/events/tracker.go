@@ -514,16 +514,24 @@ func (t *Tracker) synAck(ns *namespace, r *bpf.Record) error {
 	if r.Rto != 0 {
 		timeout = int64(r.Rto) * 1000 / int64(t.cfg.HZ)
 	}
+	// The timer counts its expiry after it has sent, and is armed anew for
+	// twice as long; a SYN that comes again arms it for as long as before.
+	expiries, why := uint(r.Backoff)+1, "in the request's timer"
+	duplicate := r.Pending != timerNone
+	if duplicate {
+		expiries, why = uint(r.Backoff), "the peer's SYN came again: the request's timer is armed"
+	}
 	t.begin(TypeRetransmit, r, s)
 	t.ev.TCP = nil // the snapshot is the listener's
 	t.buf.retransmit = Retransmit{
-		Cause:     causeSynAck,
-		Attempt:   uint32(r.Retransmits) + 1,
-		SeqStart:  r.SegSeq,
-		SeqEnd:    r.SegEndSeq,
-		Segments:  1,
-		NextDueMs: min(timeout<<min(uint(r.Backoff)+1, 16), ns.defaults.RTOMaxMs),
-		Why:       "tcp_retransmit_synack on a connection request",
+		Cause:        causeSynAck,
+		Attempt:      uint32(r.Retransmits) + 1,
+		SeqStart:     r.SegSeq,
+		SeqEnd:       r.SegEndSeq,
+		Segments:     1,
+		NextDueMs:    min(timeout<<min(expiries, 16), ns.defaults.RTOMaxMs),
+		Why:          why,
+		DuplicateSYN: duplicate,
 	}
 	t.ev.Retransmit = &t.buf.retransmit
 	return t.emit()
@@ -691,9 +699,11 @@ func (t *Tracker) wire(ns *namespace, r *bpf.Record) error {
 }
 
 func (t *Tracker) hold(r *bpf.Record) *heldReset {
-	h := new(heldReset)
+	var h *heldReset
 	if n := len(t.spare); n > 0 {
 		h, t.spare = t.spare[n-1], t.spare[:n-1]
+	} else {
+		h = new(heldReset)
 	}
 	h.rec, h.until = *r, r.MonoNs+resetWindow
 	return h
