@@ -12,7 +12,7 @@ var emulated = os.Getenv("SOCKWATCH_EMULATED") != ""
 // Slack is how long something may take that takes at most d on a real machine.
 func Slack(d time.Duration) time.Duration {
 	if emulated {
-		return 20 * d
+		return 3*d + 100*time.Millisecond
 	}
 	return d
 }
