@@ -3,6 +3,7 @@ package session_test
 import (
 	"context"
 	"encoding/json"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -149,6 +150,17 @@ func (o *observation) log() {
 		}
 		o.t.Log(s)
 	}
+}
+
+// blind says whether the session declares that it cannot see something on this
+// kernel. A test that needs it asserts what is seen instead.
+func (o *observation) blind(spot string) bool {
+	o.t.Helper()
+	return declared(o.until("header", 5*time.Second, func(e *events.Event) bool { return e.Session != nil }).Session, spot)
+}
+
+func declared(s *events.Session, spot string) bool {
+	return slices.ContainsFunc(s.BlindSpots, func(b string) bool { return strings.HasPrefix(b, spot) })
 }
 
 // events are those written so far.
