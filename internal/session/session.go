@@ -116,6 +116,7 @@ type session struct {
 	read        uint64
 	events      map[string]uint64
 	finished    []events.NamespaceCounts
+	cannotShow  []string
 	ready       bool
 	readied     chan struct{} // closed when ready
 	stop        string        // reason, once the end has been asked for
@@ -128,13 +129,16 @@ type watched struct {
 	w      *loader.Watch
 	events map[string]uint64
 	why    target.Change
+
+	evidence.Account
 }
 
 func (s *session) run(ctx context.Context) (_ *Result, err error) {
 	if s.host, err = evidence.Host(); err != nil {
 		return nil, err
 	}
-	if _, err := evidence.RaiseLimits(0); err != nil {
+	// Four links, an open namespace and a pidfd for each target, twice that in a restart.
+	if _, err := evidence.RaiseLimits(uint64(256 + 12*len(s.cfg.Targets))); err != nil {
 		return nil, err
 	}
 	clock, pair, first, err := evidence.NewClock()
@@ -178,6 +182,7 @@ func (s *session) run(ctx context.Context) (_ *Result, err error) {
 		defer control.Close()
 	}
 
+	s.cannotShow = cannotShow(s.obs.Gaps())
 	if err := s.header(pair, first); err != nil {
 		return nil, err
 	}
@@ -379,11 +384,11 @@ func (s *session) emit(e *events.Event) error {
 	s.events[string(e.Type)]++
 	if e.Netns != nil {
 		if w := s.watch[e.Netns.Inode]; w != nil && w.netns == *e.Netns {
-			w.events[string(e.Type)]++
+			w.count(e)
 		} else {
 			for _, w := range s.closing {
 				if w.netns == *e.Netns {
-					w.events[string(e.Type)]++
+					w.count(e)
 				}
 			}
 		}
@@ -394,6 +399,14 @@ func (s *session) emit(e *events.Event) error {
 		}
 	}
 	return nil
+}
+
+// count takes an event of the namespace into its account.
+func (w *watched) count(e *events.Event) {
+	w.events[string(e.Type)]++
+	if w.Tally != nil {
+		w.Tally.Add(e)
+	}
 }
 
 func (s *session) emitAt(monoNS uint64, e events.Event) error {
@@ -409,6 +422,7 @@ func (s *session) header(pair evidence.Pair, first events.Clock) error {
 		Command:    s.cfg.Command,
 		PID:        os.Getpid(),
 		BlindSpots: s.obs.BlindSpots(),
+		CannotShow: s.cannotShow,
 		ArrivalMs:  uint64(s.cfg.ArrivalThreshold / time.Millisecond),
 		RingBytes:  s.cfg.RingBytes,
 	}
@@ -493,7 +507,7 @@ func (s *session) finish(cause error) (*Result, error) {
 	}
 	// From here on nothing new is recorded; what is in the ring still counts.
 	for _, w := range s.watch {
-		w.w.Close()
+		w.close()
 	}
 	s.obs.Detach()
 	errs := []error{cause}
@@ -551,6 +565,7 @@ func (s *session) summary(reason string) (events.Summary, error) {
 		Kernel: events.Counts{
 			Produced:  loader.Sum(s.counts.Produced),
 			Lost:      loader.Sum(s.counts.Lost),
+			Missed:    loader.Sum(s.counts.Missed),
 			Read:      s.read,
 			Foreign:   s.tracker.Foreign(),
 			ByProgram: make(map[string]uint64),
@@ -563,7 +578,7 @@ func (s *session) summary(reason string) (events.Summary, error) {
 		}
 	}
 	for _, w := range s.watch {
-		sum.Namespaces = append(sum.Namespaces, events.NamespaceCounts{Netns: w.netns, Events: w.events})
+		sum.Namespaces = append(sum.Namespaces, w.settle())
 	}
 	slices.SortFunc(sum.Namespaces, func(a, b events.NamespaceCounts) int {
 		if c := strings.Compare(a.Netns.Name, b.Netns.Name); c != 0 {
@@ -571,6 +586,7 @@ func (s *session) summary(reason string) (events.Summary, error) {
 		}
 		return a.Netns.Generation - b.Netns.Generation
 	})
+	sum.Verdict = evidence.Conclude(sum.Kernel, sum.Namespaces)
 	sum.Lines = s.seq + 1
 	errs = append(errs, s.emitAt(now, events.Event{Type: events.TypeSummary, Summary: &sum}), s.flush())
 	return sum, first(errs)

@@ -82,8 +82,11 @@ func (s *session) attach(c target.Change) error {
 			return err
 		}
 		s.tracker.AddNamespace(w.netns, defaults(sysctls))
-		w.w, err = s.obs.Watch(ns.Inode, ns.Cookie)
-		return err
+		if w.w, err = s.obs.Watch(ns.Inode, ns.Cookie); err != nil {
+			return err
+		}
+		w.open(evidence.NewFacts(s.cannotShow, sysctls))
+		return nil
 	})
 	if err != nil {
 		s.tracker.RemoveNamespace(ns.Inode)
@@ -111,7 +114,7 @@ func (s *session) detach(c target.Change) error {
 	w := s.watch[c.Namespace.Inode]
 	if w != nil && w.ns == c.Namespace {
 		w.why = c
-		w.w.Close()
+		w.close()
 		delete(s.watch, c.Namespace.Inode)
 		s.closing = append(s.closing, w)
 		if err := s.obs.Flush(); err != nil {
@@ -148,7 +151,7 @@ func (s *session) settle() error {
 		t := &events.Target{Change: target.Gone.String(), Detail: w.why.Detail, Container: w.ns.Container, Sockets: sockets}
 		err := s.emitAt(w.why.MonoNS, events.Event{Type: events.TypeTarget, Target: t, Netns: &w.netns})
 		s.closing = s.closing[1:]
-		s.finished = append(s.finished, events.NamespaceCounts{Netns: w.netns, Events: w.events})
+		s.finished = append(s.finished, w.settle())
 		s.gone[w.netns.Name] = w.why.MonoNS
 		w.ns.Close()
 		if err != nil {
