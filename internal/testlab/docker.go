@@ -22,6 +22,7 @@ import (
 	"github.com/docker/docker/api/types/image"
 	"github.com/docker/docker/api/types/network"
 	"github.com/docker/docker/client"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -400,6 +401,16 @@ func (c *Container) Name() string {
 func (c *Container) PID() int {
 	c.d.t.Helper()
 	return c.Inspect().State.Pid
+}
+
+// Do is [Node.Do] in the network namespace of c, which must run.
+func (c *Container) Do(fn func() error) error {
+	ns, err := netns.GetFromPid(c.PID())
+	if err != nil {
+		return fmt.Errorf("open network namespace of container %s: %w", c.ID, err)
+	}
+	defer ns.Close()
+	return onThread(ns, fn)
 }
 
 // Logs is what c has written, stdout and stderr together.
