@@ -35,7 +35,7 @@ var exitTable = []struct {
 	{exitMachine, "this machine cannot: not root, a capability is missing, no BTF, the kernel refuses a program"},
 	{exitTarget, "target: unknown, ambiguous, Docker not running, all gone for good; mark: no sockwatch is running"},
 	{exitOutput, "output: exists, in use by another sockwatch, disk full, broken pipe"},
-	{exitIncomplete, "the evidence is incomplete: records were lost (it says how many), or a second signal cut it short"},
+	{exitIncomplete, "the evidence is incomplete: records were lost (it says how many), or a second signal cut it short; with --require-complete, also when it cannot be proved complete"},
 }
 
 func exitHelp() string {

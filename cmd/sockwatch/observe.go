@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"kernel.org/pub/linux/libs/security/libcap/cap"
 
+	"github.com/sockwatch/sockwatch/internal/evidence"
 	"github.com/sockwatch/sockwatch/internal/loader"
 	"github.com/sockwatch/sockwatch/internal/session"
 	"github.com/sockwatch/sockwatch/internal/sink"
@@ -54,6 +55,7 @@ type observeFlags struct {
 	readyFile string
 	format    string
 	ring      uint64
+	complete  bool
 }
 
 func observeCommand(env *environment) *cobra.Command {
@@ -99,6 +101,8 @@ stops at Ctrl-C, after --duration, or when every target is gone for good.`,
 	formats := []string{formatAuto, formatJSON, formatText}
 	fs.Var(choiceValue{&f.format, formats, "FORMAT"}, "format", "of standard output: json, text, or auto (text on a terminal; json elsewhere,\nor nothing with -o)")
 	fs.Var(sizeValue{&f.ring}, "ring-size", "size of the kernel's event buffer, a power of two")
+
+	fs.BoolVar(&f.complete, "require-complete", false, "end with exit status 6 unless the kernel's own counters prove that nothing is missing")
 
 	must(cmd.RegisterFlagCompletionFunc("netns", completeTargets))
 	must(cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp)))
@@ -179,11 +183,12 @@ func observe(ctx context.Context, env *environment, f observeFlags) (err error) 
 	if err != nil {
 		return err
 	}
-	return complete(res)
+	return complete(res, f.complete)
 }
 
-// complete makes an error of evidence with holes.
-func complete(res *session.Result) error {
+// complete makes an error of evidence with holes and, where a proof is asked
+// for, of evidence that has none.
+func complete(res *session.Result, prove bool) error {
 	k := res.Summary.Kernel
 	switch {
 	case k.Lost > 0:
@@ -192,6 +197,14 @@ func complete(res *session.Result) error {
 	case k.Unaccounted != 0:
 		return fail(exitIncomplete, "this is a defect of sockwatch, please report it",
 			"the evidence is incomplete: %d records are unaccounted for", k.Unaccounted)
+	case prove && res.Summary.Verdict.State != evidence.Complete:
+		v := res.Summary.Verdict
+		what := v.State
+		if v.By > 0 {
+			what = fmt.Sprintf("%s by %d", what, v.By)
+		}
+		return fail(exitIncomplete, "the summary has the whole ledger; docs/evidence.md says how to read it",
+			"the evidence is %s: %s", what, strings.Join(v.Reasons, "; "))
 	}
 	return nil
 }
