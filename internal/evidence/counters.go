@@ -1,9 +1,13 @@
 package evidence
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"os"
+	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/prometheus/procfs"
 
@@ -43,7 +47,7 @@ func ReadCounters() (Counters, error) {
 		return Counters{}, fmt.Errorf("read the counters: %w", err)
 	}
 
-	c := Counters{Values: make(map[string]uint64)}
+	var c Counters
 	if c.StartNS, err = MonoNow(); err != nil {
 		return Counters{}, err
 	}
@@ -55,6 +59,11 @@ func ReadCounters() (Counters, error) {
 	if err != nil {
 		return Counters{}, fmt.Errorf("read the counters: %w", err)
 	}
+	// Package procfs has fields for these and leaves them empty.
+	more, err := tcpExt("TCPAbortOnTimeout", "TCPAbortOnLinger", "TCPAbortOnMemory")
+	if err != nil {
+		return Counters{}, fmt.Errorf("read the counters: %w", err)
+	}
 	snmp6, err := thread.Snmp6()
 	if err != nil && !os.IsNotExist(err) { // a kernel without IPv6
 		return Counters{}, fmt.Errorf("read the counters: %w", err)
@@ -62,6 +71,7 @@ func ReadCounters() (Counters, error) {
 	if c.EndNS, err = MonoNow(); err != nil {
 		return Counters{}, err
 	}
+	c.Values = more
 	for name, v := range map[string]*float64{
 		"ActiveOpens":         snmp.Tcp.ActiveOpens,
 		"PassiveOpens":        snmp.Tcp.PassiveOpens,
@@ -75,11 +85,8 @@ func ReadCounters() (Counters, error) {
 		"TCPFastRetrans":      netstat.TCPFastRetrans,
 		"TCPSlowStartRetrans": netstat.TCPSlowStartRetrans,
 		"TCPRetransFail":      netstat.TCPRetransFail,
-		"TCPAbortOnTimeout":   netstat.TCPAbortOnTimeout,
 		"TCPAbortOnClose":     netstat.TCPAbortOnClose,
 		"TCPAbortOnData":      netstat.TCPAbortOnData,
-		"TCPAbortOnLinger":    netstat.TCPAbortOnLinger,
-		"TCPAbortOnMemory":    netstat.TCPAbortOnMemory,
 		"TCPKeepAlive":        netstat.TCPKeepAlive,
 
 		embryonicRsts:  netstat.EmbryonicRsts,
@@ -95,4 +102,33 @@ func ReadCounters() (Counters, error) {
 		c.Values[name] = uint64(*v)
 	}
 	return c, nil
+}
+
+// tcpExt reads counters of the TcpExt table. Those that this kernel does not
+// have are absent.
+func tcpExt(names ...string) (map[string]uint64, error) {
+	b, err := os.ReadFile("/proc/thread-self/net/netstat")
+	if err != nil {
+		return nil, err
+	}
+	const table = "TcpExt:"
+	var rows [][]string // the names, then the values
+	for line := range strings.Lines(string(b)) {
+		if row, ok := strings.CutPrefix(line, table); ok {
+			rows = append(rows, strings.Fields(row))
+		}
+	}
+	if len(rows) != 2 || len(rows[0]) != len(rows[1]) {
+		return nil, errors.New("/proc/net/netstat has no table TcpExt of names and values")
+	}
+	values := make(map[string]uint64, len(names))
+	for i, name := range rows[0] {
+		if !slices.Contains(names, name) {
+			continue
+		}
+		if values[name], err = strconv.ParseUint(rows[1][i], 10, 64); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return values, nil
 }

@@ -126,7 +126,7 @@ func (t *Tally) line(c counter, kernel uint64, grown map[string]uint64, results 
 			return l, 0
 		}
 		if edge != (span{}) {
-			why = append(why, fmt.Sprintf("%d happened while the counters were read", edge.max-edge.min))
+			why = append(why, fmt.Sprintf("%d within %d ms of a reading of the counters", edge.max-edge.min, margins[c]/1_000_000))
 		}
 		l.Why = strings.Join(why, "; ")
 		return l, 0

@@ -101,6 +101,14 @@ func (t *Text) put(colour string) {
 }
 
 func severity(e *events.Event) string {
+	if e.Summary != nil {
+		switch e.Summary.Verdict.State {
+		case "incomplete":
+			return red
+		case "unprovable":
+			return yellow
+		}
+	}
 	switch e.Type {
 	case events.TypeAbort, events.TypeReset, events.TypeError, events.TypeLost:
 		return red
@@ -261,6 +269,17 @@ func (t *Text) summary(s *events.Summary) {
 	}
 	if s.Kernel.Unaccounted != 0 {
 		t.sayf("  %d unaccounted for", s.Kernel.Unaccounted)
+	}
+	switch v := s.Verdict; v.State {
+	case "":
+		return
+	case "incomplete":
+		t.sayf("  verdict: incomplete by %d", v.By)
+	default:
+		t.say("  verdict: " + v.State)
+	}
+	if len(s.Verdict.Reasons) > 0 {
+		t.say(": " + strings.Join(s.Verdict.Reasons, "; "))
 	}
 }
 
