@@ -89,7 +89,7 @@ func classify(err error) (status int, hint string) {
 	case isOutput(err):
 		return exitOutput, outputHint(err)
 
-	case errors.Is(err, loader.ErrNoBTF), errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
+	case errors.Is(err, loader.ErrNoBTF), errors.Is(err, loader.ErrRefused), errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
 		return exitMachine, "sockwatch doctor says what this machine allows"
 	case errors.Is(err, context.Canceled):
 		return exitOK, ""

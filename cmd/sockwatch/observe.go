@@ -171,6 +171,7 @@ func observe(ctx context.Context, env *environment, f observeFlags) (err error) 
 		ReadyFile:        f.readyFile,
 		ControlDir:       session.ControlDir,
 		Notice:           notice,
+		OnReady:          dropPrivileges,
 		Version:          v,
 		Commit:           c,
 		Command:          append([]string{"sockwatch"}, env.Args...),
@@ -283,6 +284,13 @@ func checkPrivileges(env *environment) error {
 	return nil
 }
 
+// dropPrivileges gives up what is not needed once everything is attached: what
+// stays is for targets that come back (enter a namespace, attach there, find
+// the owners of its sockets).
+func dropPrivileges() error {
+	return evidence.DropCapabilities(cap.SYS_ADMIN, cap.NET_ADMIN, cap.BPF, cap.PERFMON, cap.SYS_PTRACE, cap.DAC_READ_SEARCH)
+}
+
 // readyPrefix is how the content of a ready file begins.
 const readyPrefix = "ready: "
 
@@ -315,19 +323,27 @@ func notReadyFile(path string) error {
 	return fail(exitOutput, "name a file that does not exist", "ready file %s exists and is not one of sockwatch's", path)
 }
 
+// signalPause is how long after the first signal another is taken for the same:
+// timeout(1) signals its child, and then the group that the child is in.
+const signalPause = time.Second
+
 // untilSignal returns a context that the first SIGINT, SIGTERM or SIGHUP ends.
-// A second one ends the process.
+// A second one, after a pause, ends the process.
 func untilSignal(ctx context.Context, env *environment, notice func(string)) (context.Context, func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	signals, stop := env.Signals()
 	done := make(chan struct{})
 	go func() {
-		for n := 1; ; n++ {
+		var first time.Time
+		for {
 			select {
 			case <-done:
 				return
 			case s := <-signals:
-				if n > 1 {
+				switch {
+				case first.IsZero():
+					first = time.Now()
+				case time.Since(first) > signalPause:
 					notice(fmt.Sprintf("second signal (%v): ended at once, the evidence has no footer", s))
 					env.Exit(exitIncomplete)
 				}

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sockwatch/sockwatch/internal/events"
+	"github.com/sockwatch/sockwatch/internal/evidence"
 	"github.com/sockwatch/sockwatch/internal/loader"
 	"github.com/sockwatch/sockwatch/internal/session"
 	"github.com/sockwatch/sockwatch/internal/sink"
@@ -93,9 +94,12 @@ func TestClassify(t *testing.T) {
 		{"output in use", &session.OutputError{Err: sink.ErrLocked}, exitOutput},
 		{"disk full", &sink.WriteError{Cause: unix.ENOSPC}, exitOutput},
 		{"broken pipe", &session.OutputError{Err: &sink.WriteError{Cause: unix.EPIPE}}, exitOutput},
-		{"records lost", complete(&session.Result{Summary: events.Summary{Kernel: events.Counts{Produced: 9, Lost: 2}}}), exitIncomplete},
-		{"records gone", complete(&session.Result{Summary: events.Summary{Kernel: events.Counts{Unaccounted: -1}}}), exitIncomplete},
-		{"complete", complete(&session.Result{Summary: events.Summary{Kernel: events.Counts{Produced: 9, Read: 9}}}), exitOK},
+		{"records lost", complete(&session.Result{Summary: events.Summary{Kernel: events.Counts{Produced: 9, Lost: 2}}}, false), exitIncomplete},
+		{"records gone", complete(&session.Result{Summary: events.Summary{Kernel: events.Counts{Unaccounted: -1}}}, false), exitIncomplete},
+		{"complete", complete(&session.Result{Summary: events.Summary{Kernel: events.Counts{Produced: 9, Read: 9}}}, false), exitOK},
+		{"not proven, not asked for", complete(&session.Result{Summary: events.Summary{Verdict: events.Verdict{State: evidence.Unprovable}}}, false), exitOK},
+		{"not proven", complete(&session.Result{Summary: events.Summary{Verdict: events.Verdict{State: evidence.Unprovable}}}, true), exitIncomplete},
+		{"proven", complete(&session.Result{Summary: events.Summary{Verdict: events.Verdict{State: evidence.Complete}}}, true), exitOK},
 	}
 	for _, tt := range tests {
 		if got, _ := classify(tt.err); got != tt.want {
@@ -133,7 +137,8 @@ func TestQuoteArg(t *testing.T) {
 	}
 }
 
-// The first signal ends gracefully, the second at once.
+// The first signal ends gracefully, also when it comes twice; a second one
+// ends at once.
 func TestUntilSignal(t *testing.T) {
 	signals := make(chan os.Signal)
 	exited := make(chan int, 1)
@@ -150,6 +155,12 @@ func TestUntilSignal(t *testing.T) {
 	}
 	signals <- unix.SIGTERM
 	<-ctx.Done()
+	signals <- unix.SIGTERM // the same, from timeout(1)
+	select {
+	case <-exited:
+		t.Fatal("a doubled signal ended it at once")
+	case <-time.After(signalPause + 100*time.Millisecond):
+	}
 	signals <- unix.SIGINT
 	if got := <-said; got != "second signal (interrupt): ended at once, the evidence has no footer" {
 		t.Errorf("said %q", got)

@@ -150,7 +150,7 @@ func (k kernel) blindSpots(wire string) []string {
 		spots = append(spots, "retransmissions that failed locally are not seen (kernel before 6.17)")
 	}
 	if !k.socketCookie {
-		spots = append(spots, "sockets that nobody asked for a cookie have cookie 0 (kernel before 5.12)")
+		spots = append(spots, "cookies of sockets that nobody asked for one: those above 2^52 are made up by the session, no other tool knows them (kernel before 5.12)")
 	}
 	if wire == MethodPacket {
 		spots = append(spots, "probes and resets at the edge are seen by a packet socket, after the firewall, and matched to sockets by address (no BPF netfilter link: kernel before 6.4)")
@@ -178,12 +178,30 @@ const (
 	MethodNone       = "none"
 )
 
+// ErrRefused is in every error that says why this kernel, or these
+// privileges, do not let a program run.
+var ErrRefused = errors.New("refused")
+
+// refusal is one line about a program, with the kernel's error behind it.
+type refusal struct {
+	line  string
+	cause error
+}
+
+func (r *refusal) Error() string   { return r.line }
+func (r *refusal) Unwrap() []error { return []error{ErrRefused, r.cause} }
+
 // explain turns the kernel's refusal of a program into one line that says
 // what to do about it.
 func explain(p program, err error) error {
-	switch {
-	case err == nil:
+	if err == nil {
 		return nil
+	}
+	return &refusal{line: explanation(p, err).Error(), cause: err}
+}
+
+func explanation(p program, err error) error {
+	switch {
 	case errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES):
 		if missing := missingCapabilities(); missing != "" {
 			return fmt.Errorf("%s: not permitted: %s missing", p.name, missing)
