@@ -56,6 +56,8 @@ const (
 	WireRST   = uint8(ObserveWireWhyWIRE_RST)
 	WireProbe = uint8(ObserveWireWhyWIRE_PROBE)
 	WireAcked = uint8(ObserveWireWhyWIRE_ACKED)
+
+	WireUnsure = uint8(ObserveWireWhyWIRE_UNSURE)
 )
 
 // The flags of a Record (enum record_flag).

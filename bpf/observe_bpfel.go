@@ -170,9 +170,10 @@ const (
 type ObserveWireWhy uint32
 
 const (
-	ObserveWireWhyWIRE_RST   ObserveWireWhy = 1
-	ObserveWireWhyWIRE_PROBE ObserveWireWhy = 2
-	ObserveWireWhyWIRE_ACKED ObserveWireWhy = 4
+	ObserveWireWhyWIRE_RST    ObserveWireWhy = 1
+	ObserveWireWhyWIRE_PROBE  ObserveWireWhy = 2
+	ObserveWireWhyWIRE_ACKED  ObserveWireWhy = 4
+	ObserveWireWhyWIRE_UNSURE ObserveWireWhy = 8
 )
 
 // Names of all BPF objects in the ELF.

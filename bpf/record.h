@@ -55,6 +55,7 @@ enum wire_why {
 	WIRE_RST = 1,
 	WIRE_PROBE = 2,
 	WIRE_ACKED = 4, /* as RECEIVE_ACKED, where tcp_probe does not look */
+	WIRE_UNSURE = 8, /* a probe if the socket agrees: nothing was seen of the connection before */
 };
 
 /* record.flags */

@@ -8,7 +8,7 @@
  *
  * wire_netfilter is a BPF netfilter link at LOCAL_IN and LOCAL_OUT (6.4).
  * wire_packet is a socket filter on an AF_PACKET socket, for older kernels; it
- * sees no socket, so it hands over every segment that may be a probe.
+ * sees no socket and keeps how far each connection got instead.
  */
 #include "headers.h"
 
@@ -54,8 +54,10 @@ int wire_netfilter(struct bpf_nf_ctx *ctx)
 		} else if (sk_state != TCP_ESTABLISHED) {
 			if (seg.len == 0 && seg.seq == tp->rcv_nxt - 1)
 				why = WIRE_PROBE;
-			if ((tp->inet_conn.icsk_retransmits || tp->retrans_out || tp->tlp_high_seq) &&
-			    (__s32)(seg.ack - tp->snd_una) > 0 && (__s32)(seg.ack - tp->snd_nxt) <= 0)
+			if ((tp->inet_conn.icsk_retransmits || tp->retrans_out ||
+			     tp->tlp_high_seq) &&
+			    (__s32)(seg.ack - tp->snd_una) > 0 &&
+			    (__s32)(seg.ack - tp->snd_nxt) <= 0)
 				why |= WIRE_ACKED;
 		}
 	}
@@ -90,61 +92,198 @@ int wire_netfilter(struct bpf_nf_ctx *ctx)
 	return 1;
 }
 
+/*
+ * What an AF_PACKET socket sees of a connection, in place of the socket it
+ * cannot see: how far each side got, and what was last said about it. The
+ * connection's two directions are the fields, local and remote the key.
+ */
+struct flow_key {
+	__u8 local_addr[16];
+	__u8 remote_addr[16];
+	__u16 local_port;
+	__u16 remote_port;
+};
+
+struct flow {
+	__u64 last_ns[2]; /* what was last recorded, in and out: interfaces show a segment again */
+	__u32 last_seq[2];
+	__u32 last_ack[2];
+	__u32 next[2]; /* one past the highest sequence number, of the remote and of the local end */
+	__u32 una;     /* first byte of the local end that is not acknowledged */
+	__u16 window[2];
+	__u8 last_flags[2];
+	__u8 known[2]; /* next was sent, or acknowledged by the other end */
+	__u8 has_una;
+	__u8 run;    /* something was sent again that nothing has acknowledged */
+	__u8 probes; /* sent since something came in */
+	__u8 pad[5];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct flow_key);
+	__type(value, struct flow);
+} flows SEC(".maps");
+
+#define SAME_SEGMENT_NS 1000000
+
+/* A flow of which nothing is known. Windows are open until someone says otherwise. */
+static __always_inline void start(struct flow *f)
+{
+	__builtin_memset(f, 0, sizeof(*f));
+	f->window[0] = f->window[1] = 1;
+}
+
+/* The flow of a segment; a new one knows only that segment. */
+static __always_inline struct flow *flow_of(const struct flow_key *key)
+{
+	struct flow *f = bpf_map_lookup_elem(&flows, key);
+	struct flow none;
+
+	if (f)
+		return f;
+	start(&none);
+	bpf_map_update_elem(&flows, key, &none, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&flows, key);
+}
+
+/*
+ * Says why a segment is worth a record, and brings the flow up to date. A probe
+ * is empty and one before what comes next. As long as nothing else was seen of
+ * a connection, what comes next is not known: the socket has to judge.
+ */
+static __always_inline __u8 flow_why(struct flow *f, bool out, const struct segment *seg, __u32 end,
+				     __u16 window)
+{
+	bool moves = end != seg->seq, any = f->known[out] || f->next[out];
+	__u8 why = 0;
+
+	if (!moves && (seg->flags & ~TCPHDR_PSH) == TCPHDR_ACK) {
+		if (any && seg->seq == f->next[out] - 1)
+			why = WIRE_PROBE;
+		else if (!f->known[out])
+			why = WIRE_PROBE | WIRE_UNSURE;
+	}
+	if (out && moves) {
+		if (!f->has_una || (__s32)(seg->seq - f->una) < 0)
+			f->una = seg->seq;
+		f->has_una = 1;
+		if (f->known[1] && (__s32)(end - f->next[1]) <= 0)
+			f->run = 1;
+	}
+	if (!any || (__s32)(end - f->next[out]) > 0)
+		f->next[out] = end;
+	if (moves)
+		f->known[out] = 1;
+	if (!(seg->flags & TCPHDR_ACK))
+		return why;
+	if (!(f->known[!out] || f->next[!out]) || (__s32)(seg->ack - f->next[!out]) > 0)
+		f->next[!out] = seg->ack;
+	f->known[!out] = 1;
+	f->window[out] = window;
+	if (!out && (!f->has_una || (__s32)(seg->ack - f->una) > 0)) {
+		if (f->run)
+			why |= WIRE_ACKED;
+		f->una = seg->ack;
+		f->has_una = 1;
+		f->run = 0;
+	}
+	return why;
+}
+
 SEC("socket")
 int wire_packet(struct __sk_buff *skb)
 {
 	bool out = skb->pkt_type == PACKET_OUTGOING;
-	__u8 why = 0, ip[40], tcp[20], next;
-	__u32 off, total, len;
+	__u8 why, probes, ip[40], tcp[20], next;
+	struct flow_key key = {};
+	struct segment seg;
+	__u32 off, total, end;
 	struct record *r;
+	struct flow *f;
+	__u64 now;
 
+	if (!out && skb->pkt_type != PACKET_HOST)
+		return 0;
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		if (bpf_skb_load_bytes(skb, 0, ip, 20))
 			return 0;
 		off = (ip[0] & 0xf) * 4;
 		total = ip[2] << 8 | ip[3];
 		next = ip[9];
+		*(__u16 *)(key.local_addr + 10) = 0xffff;
+		*(__u16 *)(key.remote_addr + 10) = 0xffff;
+		__builtin_memcpy((out ? key.local_addr : key.remote_addr) + 12, ip + 12, 4);
+		__builtin_memcpy((out ? key.remote_addr : key.local_addr) + 12, ip + 16, 4);
 	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
 		if (bpf_skb_load_bytes(skb, 0, ip, 40))
 			return 0;
 		off = 40;
-		total = 40 + (ip[4] << 8 | ip[5]);
+		total = ip[4] << 8 | ip[5];
+		/* A jumbogram says 0. */
+		total = total ? total + 40 : skb->len;
 		next = ip[6];
+		__builtin_memcpy(out ? key.local_addr : key.remote_addr, ip + 8, 16);
+		__builtin_memcpy(out ? key.remote_addr : key.local_addr, ip + 24, 16);
 	} else {
 		return 0;
 	}
 	if (next != IPPROTO_TCP || bpf_skb_load_bytes(skb, off, tcp, 20))
 		return 0;
-	len = total - off - (tcp[12] >> 4) * 4;
-	if (tcp[13] & TCPHDR_RST)
+	key.local_port = out ? tcp[0] << 8 | tcp[1] : tcp[2] << 8 | tcp[3];
+	key.remote_port = out ? tcp[2] << 8 | tcp[3] : tcp[0] << 8 | tcp[1];
+	seg.seq = bpf_ntohl(*(__u32 *)(tcp + 4));
+	seg.ack = bpf_ntohl(*(__u32 *)(tcp + 8));
+	seg.flags = tcp[13];
+	seg.len = total - off - (tcp[12] >> 4) * 4;
+	end = seg.seq + seg.len + !!(seg.flags & TCPHDR_SYN) + !!(seg.flags & TCPHDR_FIN);
+
+	f = flow_of(&key);
+	if (!f)
+		return 0;
+	if ((seg.flags & TCPHDR_SYN) && !(seg.flags & TCPHDR_ACK) && end != f->next[out])
+		start(f); /* the ports are used again */
+	probes = f->probes;
+	if (seg.flags & TCPHDR_RST)
 		why = WIRE_RST;
-	else if (len == 0 && (tcp[13] & ~TCPHDR_PSH) == TCPHDR_ACK)
-		why = WIRE_PROBE;
+	else
+		why = flow_why(f, out, &seg, end, tcp[14] << 8 | tcp[15]);
+	if (!out)
+		f->probes = 0;
 	if (!why)
 		return 0;
+	now = bpf_ktime_get_ns();
+	if (f->last_seq[out] == seg.seq && f->last_ack[out] == seg.ack &&
+	    f->last_flags[out] == seg.flags && now - f->last_ns[out] < SAME_SEGMENT_NS)
+		return 0;
+	f->last_seq[out] = seg.seq;
+	f->last_ack[out] = seg.ack;
+	f->last_flags[out] = seg.flags;
+	f->last_ns[out] = now;
+	if (out && (why & WIRE_PROBE))
+		f->probes++;
+
 	r = reserve(PROG_WIRE, KIND_WIRE);
 	if (!r)
 		return 0;
 	r->netns_inode = packet_netns_inode;
 	r->net_cookie = packet_netns_cookie;
 	r->flags = FLAG_NO_SOCK | (out ? FLAG_OUT : 0);
-	if (off == 40 && next == IPPROTO_TCP && skb->protocol == bpf_htons(ETH_P_IPV6)) {
-		r->family = AF_INET6;
-		__builtin_memcpy(out ? r->local_addr : r->remote_addr, ip + 8, 16);
-		__builtin_memcpy(out ? r->remote_addr : r->local_addr, ip + 24, 16);
-	} else {
-		r->family = AF_INET;
-		*(__u16 *)(r->local_addr + 10) = 0xffff;
-		*(__u16 *)(r->remote_addr + 10) = 0xffff;
-		__builtin_memcpy((out ? r->local_addr : r->remote_addr) + 12, ip + 12, 4);
-		__builtin_memcpy((out ? r->remote_addr : r->local_addr) + 12, ip + 16, 4);
-	}
-	r->local_port = out ? tcp[0] << 8 | tcp[1] : tcp[2] << 8 | tcp[3];
-	r->remote_port = out ? tcp[2] << 8 | tcp[3] : tcp[0] << 8 | tcp[1];
-	r->seg_seq = bpf_ntohl(*(__u32 *)(tcp + 4));
-	r->seg_end_seq = r->seg_seq + len;
-	r->seg_ack_seq = bpf_ntohl(*(__u32 *)(tcp + 8));
-	r->seg_flags = tcp[13];
+	r->family = skb->protocol == bpf_htons(ETH_P_IP) ? AF_INET : AF_INET6;
+	__builtin_memcpy(r->local_addr, key.local_addr, 16);
+	__builtin_memcpy(r->remote_addr, key.remote_addr, 16);
+	r->local_port = key.local_port;
+	r->remote_port = key.remote_port;
+	r->snd_wnd = f->window[0];
+	r->rcv_wnd = f->window[1];
+	r->snd_una = f->una;
+	r->rcv_nxt = f->next[0];
+	r->probes_out = probes;
+	r->seg_seq = seg.seq;
+	r->seg_end_seq = end;
+	r->seg_ack_seq = seg.ack;
+	r->seg_flags = seg.flags;
 	r->seg_segs = 1;
 	r->why = why;
 	submit(r);

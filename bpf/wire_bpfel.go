@@ -19,6 +19,31 @@ type WireCounts struct {
 	Lost     uint64
 }
 
+type WireFlow struct {
+	_         structs.HostLayout
+	LastNs    [2]uint64
+	LastSeq   [2]uint32
+	LastAck   [2]uint32
+	Next      [2]uint32
+	Una       uint32
+	Window    [2]uint16
+	LastFlags [2]uint8
+	Known     [2]uint8
+	HasUna    uint8
+	Run       uint8
+	Probes    uint8
+	Pad       [5]uint8
+	_         [4]byte
+}
+
+type WireFlowKey struct {
+	_          structs.HostLayout
+	LocalAddr  [16]uint8
+	RemoteAddr [16]uint8
+	LocalPort  uint16
+	RemotePort uint16
+}
+
 type WireNote struct {
 	_    structs.HostLayout
 	Pid  uint32
@@ -106,6 +131,7 @@ type WireRecord struct {
 const (
 	WireMapCounters          = "counters"
 	WireMapEvents            = "events"
+	WireMapFlows             = "flows"
 	WireMapNotes             = "notes"
 	WireMapNotesByAddr       = "notes_by_addr"
 	WireMapWatched           = "watched"
@@ -173,6 +199,7 @@ type WireProgramSpecs struct {
 type WireMapSpecs struct {
 	Counters    *ebpf.MapSpec `ebpf:"counters"`
 	Events      *ebpf.MapSpec `ebpf:"events"`
+	Flows       *ebpf.MapSpec `ebpf:"flows"`
 	Notes       *ebpf.MapSpec `ebpf:"notes"`
 	NotesByAddr *ebpf.MapSpec `ebpf:"notes_by_addr"`
 	Watched     *ebpf.MapSpec `ebpf:"watched"`
@@ -214,6 +241,7 @@ func (o *WireObjects) Close() error {
 type WireMaps struct {
 	Counters    *ebpf.Map `ebpf:"counters"`
 	Events      *ebpf.Map `ebpf:"events"`
+	Flows       *ebpf.Map `ebpf:"flows"`
 	Notes       *ebpf.Map `ebpf:"notes"`
 	NotesByAddr *ebpf.Map `ebpf:"notes_by_addr"`
 	Watched     *ebpf.Map `ebpf:"watched"`
@@ -224,6 +252,7 @@ func (m *WireMaps) Close() error {
 	return _WireClose(
 		m.Counters,
 		m.Events,
+		m.Flows,
 		m.Notes,
 		m.NotesByAddr,
 		m.Watched,

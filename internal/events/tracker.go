@@ -23,6 +23,8 @@ type Config struct {
 	WallTime     func(uint64) WallTime // CLOCK_MONOTONIC to wall time
 	ResetReasons map[int32]string      // enum sk_rst_reason, without its prefix
 	EdgeSeen     bool                  // RST segments are seen at the namespace's edge
+	ByAddress    bool                  // what is seen there names no socket, only addresses
+	NoCookies    bool                  // sockets may be without a cookie: make one up
 	Emit         func(*Event) error    // takes each event; it must not keep it
 }
 
@@ -33,7 +35,9 @@ type Tracker struct {
 	namespaces map[uint32]*namespace // by inode
 	socks      map[uint64]*sock      // by address of the struct sock
 	listeners  map[listenKey][]*sock
+	tuples     map[tuple]*sock  // by address; only with ByAddress
 	owners     map[uint64]Owner // by socket inode, from /proc
+	cookie     uint64           // the last that was made up
 
 	// A RST passes both a tracepoint and the namespace's edge. Whichever
 	// comes first waits here for the other.
@@ -104,6 +108,10 @@ type sock struct {
 	ending *bpf.Record // of its move to CLOSE, whose meaning a RST decides
 	past   history
 	run    run
+	state  int    // sk->sk_state as last reported
+	made   bool   // its cookie was made up
+	sndNxt uint32 // as of the last record
+	unsent bool   // data waited to be sent, as of the last record
 	sent   uint32 // tp->total_retrans when it was last seen
 	probe  struct {
 		number uint32
@@ -152,6 +160,7 @@ func NewTracker(cfg Config) *Tracker {
 		namespaces: make(map[uint32]*namespace),
 		socks:      make(map[uint64]*sock),
 		listeners:  make(map[listenKey][]*sock),
+		tuples:     make(map[tuple]*sock),
 		owners:     make(map[uint64]Owner),
 		held:       make(map[tuple]*heldReset),
 		expect:     make(map[tuple]uint64),
@@ -262,7 +271,7 @@ func (t *Tracker) Finish() error { return t.Tick(1<<64 - 1) }
 // sock finds the socket of a record and brings what is known of it up to date.
 func (t *Tracker) sock(ns *namespace, r *bpf.Record) *sock {
 	s := t.socks[r.SockAddr]
-	if s != nil && (s.ns != ns || (s.id.Cookie != 0 && r.SockCookie != 0 && s.id.Cookie != r.SockCookie)) {
+	if s != nil && (s.ns != ns || (s.id.Cookie != 0 && !s.made && r.SockCookie != 0 && s.id.Cookie != r.SockCookie)) {
 		t.forget(r.SockAddr, s) // another socket had this address; its end was lost
 		s = nil
 	}
@@ -276,12 +285,26 @@ func (t *Tracker) sock(ns *namespace, r *bpf.Record) *sock {
 		s.id.Family = familyName(r.Family)
 		t.socks[r.SockAddr] = s
 	}
-	if r.SockCookie != 0 {
-		s.id.Cookie = r.SockCookie
+	cookie := r.SockCookie
+	if t.cfg.NoCookies && r.Kind == bpf.KindState && r.ArgA == stateListen && r.ArgB == stateSynRecv {
+		cookie = 0 // its listener's still
+	}
+	if cookie != 0 && !s.made {
+		s.id.Cookie = cookie
+	}
+	if s.id.Cookie == 0 && t.cfg.NoCookies {
+		s.id.Cookie, s.made = t.makeCookie(r.MonoNs), true
 	}
 	if r.Kind != bpf.KindRetransmit && r.Flags&bpf.FlagFullSock != 0 {
 		s.sent = r.TotalRetrans
 	}
+	if r.Flags&bpf.FlagFullSock != 0 {
+		s.state, s.sndNxt, s.unsent = int(r.State), r.SndNxt, r.WriteSeq != r.SndNxt
+		if r.Kind == bpf.KindState {
+			s.state = int(r.ArgB)
+		}
+	}
+	old := s.tuple
 	s.id.MPTCP = r.Flags&bpf.FlagMPTCP != 0
 	// The kernel clears ports and addresses when a socket closes: keep the last that were set.
 	if r.RemotePort != 0 || !s.id.Remote.IsValid() {
@@ -294,8 +317,24 @@ func (t *Tracker) sock(ns *namespace, r *bpf.Record) *sock {
 		s.tuple.local, s.tuple.lport = r.LocalAddr, r.LocalPort
 	}
 	s.tuple.ns = r.NetnsInode
+	if t.cfg.ByAddress && s.tuple != old {
+		if t.tuples[old] == s {
+			delete(t.tuples, old)
+		}
+		t.tuples[s.tuple] = s
+	}
 	t.own(s, r)
 	return s
+}
+
+// madeUp is where made-up cookies begin: no kernel counts that far, and what
+// reads numbers as floating point still tells them apart.
+const madeUp = 1 << 52
+
+// makeCookie makes a cookie that no other socket of this boot has.
+func (t *Tracker) makeCookie(monoNS uint64) uint64 {
+	t.cookie = max(t.cookie+1, madeUp+monoNS/1000)
+	return t.cookie
 }
 
 func (t *Tracker) own(s *sock, r *bpf.Record) {
@@ -359,6 +398,9 @@ func (t *Tracker) listensNot(s *sock) {
 func (t *Tracker) forget(addr uint64, s *sock) {
 	t.listensNot(s)
 	delete(t.socks, addr)
+	if t.tuples[s.tuple] == s {
+		delete(t.tuples, s.tuple)
+	}
 	t.free = append(t.free, s)
 }
 
@@ -670,7 +712,7 @@ func (t *Tracker) wire(ns *namespace, r *bpf.Record) error {
 		return nil
 	}
 	if r.Flags&bpf.FlagNoSock != 0 {
-		return nil
+		return t.packet(r)
 	}
 	s := t.sock(ns, r)
 	if r.Why&bpf.WireAcked != 0 && s.run.active {
@@ -707,6 +749,45 @@ func (t *Tracker) hold(r *bpf.Record) *heldReset {
 	}
 	h.rec, h.until = *r, r.MonoNs+resetWindow
 	return h
+}
+
+// packet takes a segment that was seen at the edge without its socket.
+func (t *Tracker) packet(r *bpf.Record) error {
+	s := t.tuples[tupleOf(r)]
+	if s == nil {
+		return nil
+	}
+	// In ESTABLISHED tcp_probe looks at what comes in.
+	closing := s.state == stateFinWait1 || s.state == stateFinWait2 || s.state == stateCloseWait ||
+		s.state == stateClosing || s.state == stateLastAck
+	if r.Why&bpf.WireAcked != 0 && s.run.active && closing {
+		if err := t.recovered(s, r, r.SegAckSeq, true); err != nil {
+			return err
+		}
+	}
+	if r.Why&bpf.WireProbe == 0 || !(closing || s.state == stateEstablished) {
+		return nil
+	}
+	if r.Flags&bpf.FlagOut == 0 {
+		if !closing || r.Why&bpf.WireUnsure != 0 {
+			return nil
+		}
+		return t.probeReceived(s, r)
+	}
+	if r.Why&bpf.WireUnsure != 0 && r.SegSeq != s.sndNxt-1 {
+		return nil // an acknowledgement
+	}
+	// What is left to send is not in a packet; the peer's window is, once one
+	// has come in.
+	if r.SndWnd != 0 && !(s.unsent && r.Why&bpf.WireUnsure != 0) {
+		return t.probe(s, r, "keepalive", "sent", uint32(r.ProbesOut)+1)
+	}
+	w := &s.window
+	if w.una != r.SegSeq+1 {
+		w.number, w.una = 0, r.SegSeq+1
+	}
+	w.number++
+	return t.probe(s, r, "zero-window", "sent", w.number)
 }
 
 // loneReset is a RST at the edge that neither tcp_send_reset nor

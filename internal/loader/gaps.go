@@ -6,6 +6,7 @@ type Gaps struct {
 	ResetReasons      bool // why a reset was sent
 	LoneResets        bool // resets without a socket, told from those of a firewall
 	BeforeFirewall    bool // what the packet filter drops on the way out
+	Cookies           bool // the cookies of sockets that nobody asked for one
 }
 
 // Gaps says what is not seen on this kernel.
@@ -15,5 +16,6 @@ func (o *Observer) Gaps() Gaps {
 		ResetReasons:      !o.kernel.sendResetHasReason,
 		LoneResets:        !o.kernel.sendResetNoSocket,
 		BeforeFirewall:    o.WireMethod() == MethodPacket,
+		Cookies:           !o.kernel.socketCookie,
 	}
 }

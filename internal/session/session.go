@@ -172,6 +172,8 @@ func (s *session) run(ctx context.Context) (_ *Result, err error) {
 		WallTime:     s.clock.Wall,
 		ResetReasons: s.obs.ResetReasons(),
 		EdgeSeen:     true,
+		ByAddress:    s.obs.WireMethod() == loader.MethodPacket,
+		NoCookies:    s.obs.Gaps().Cookies,
 		Emit:         s.emit,
 	})
 	var control *Control
