@@ -158,6 +158,7 @@ func TestEnums(t *testing.T) {
 		},
 		"wire_why": {
 			"WIRE_RST": uint64(WireRST), "WIRE_PROBE": uint64(WireProbe), "WIRE_ACKED": uint64(WireAcked),
+			"WIRE_UNSURE": uint64(WireUnsure),
 		},
 		"record_flag": {
 			"FLAG_FULL_SOCK": uint64(FlagFullSock), "FLAG_MPTCP": uint64(FlagMPTCP), "FLAG_KEEPOPEN": uint64(FlagKeepOpen),

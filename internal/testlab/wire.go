@@ -1,6 +1,7 @@
 package testlab
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"sync"
@@ -9,6 +10,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/rlimit"
+	"golang.org/x/sys/unix"
 )
 
 // Loss selects frames that get lost on the wire on their way to a node: the
@@ -154,12 +156,17 @@ func (n *Node) openWire() (*wire, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create map: %w", err)
 	}
-	w.prog, err = ebpf.NewProgram(&ebpf.ProgramSpec{
-		Name:         "lab_wire",
-		Type:         ebpf.XDP,
-		License:      "GPL",
-		Instructions: wireProgram(w.rules.FD()),
-	})
+	for _, count := range []func(dst, src asm.Register, offset int16) asm.Instructions{fetchAdd, loadAdd} {
+		w.prog, err = ebpf.NewProgram(&ebpf.ProgramSpec{
+			Name:         "lab_wire",
+			Type:         ebpf.XDP,
+			License:      "GPL",
+			Instructions: wireProgram(w.rules.FD(), count),
+		})
+		if !errors.Is(err, unix.EINVAL) {
+			break
+		}
+	}
 	if err != nil {
 		w.close()
 		return nil, fmt.Errorf("load program: %w", err)
@@ -282,9 +289,9 @@ func (w *wire) remove(slot uint32) error {
 
 // wireProgram parses the frame once and then asks each rule.
 //
-// From "rules" on, R7 and R8 are the TCP ports, R9 the TCP flags with
+// count emits what reads a number and adds to it. From "rules" on, R7 and R8 are the TCP ports, R9 the TCP flags with
 // isTCP and hasData above them, and R6 the verdict.
-func wireProgram(mapFD int) asm.Instructions {
+func wireProgram(mapFD int, count func(dst, src asm.Register, offset int16) asm.Instructions) asm.Instructions {
 	const (
 		pass, drop = 2, 1
 		hasData    = 1 << 8
@@ -383,7 +390,9 @@ func wireProgram(mapFD int) asm.Instructions {
 
 			// R1 becomes the number of this frame, from 0.
 			asm.Mov.Imm(asm.R1, 1).WithSymbol(label("match")),
-			fetchAdd(asm.R0, asm.R1, offSeen),
+		)
+		insns = append(insns, count(asm.R0, asm.R1, offSeen)...)
+		insns = append(insns,
 			asm.LoadMem(asm.R2, asm.R0, offAll, asm.Word),
 			asm.JNE.Imm(asm.R2, 0, label("drop")),
 			asm.JGT.Imm(asm.R1, 64*wireWords-1, next),
@@ -411,8 +420,18 @@ func wireProgram(mapFD int) asm.Instructions {
 
 // fetchAdd emits src = atomic_fetch_add((u64 *)(dst + offset), src). The
 // library keeps the constant it finds instead of the one that says fetch.
-func fetchAdd(dst, src asm.Register, offset int16) asm.Instruction {
+func fetchAdd(dst, src asm.Register, offset int16) asm.Instructions {
 	ins := asm.FetchAdd.Mem(dst, src, asm.DWord, offset)
 	ins.Constant = int64(asm.FetchAdd >> 8)
-	return ins
+	return asm.Instructions{ins}
+}
+
+// loadAdd is fetchAdd for kernels before 5.12. Frames that arrive on two
+// processors at once may get the same number.
+func loadAdd(dst, src asm.Register, offset int16) asm.Instructions {
+	return asm.Instructions{
+		asm.Mov.Reg(asm.R2, src),
+		asm.LoadMem(src, dst, offset, asm.DWord),
+		asm.AddAtomic.Mem(dst, asm.R2, asm.DWord, offset),
+	}
 }
