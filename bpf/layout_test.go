@@ -140,7 +140,7 @@ func TestEnums(t *testing.T) {
 	types := observeTypes(t)
 	for name, goValues := range map[string]map[string]uint64{
 		"record_kind": {
-			"KIND_NONE": 0, // no record has it, so Go has no name for it
+			"KIND_NONE":       0, // no record has it, so Go has no name for it
 			"KIND_RETRANSMIT": uint64(KindRetransmit), "KIND_SYNACK": uint64(KindSynAck), "KIND_STATE": uint64(KindState),
 			"KIND_RECEIVE": uint64(KindReceive), "KIND_RESET_RECEIVED": uint64(KindResetReceived), "KIND_RESET_SENT": uint64(KindResetSent),
 			"KIND_ERROR": uint64(KindError), "KIND_DESTROY": uint64(KindDestroy), "KIND_INVENTORY": uint64(KindInventory),

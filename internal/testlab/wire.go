@@ -156,12 +156,12 @@ func (n *Node) openWire() (*wire, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create map: %w", err)
 	}
-	for _, count := range []func(dst, src asm.Register, offset int16) asm.Instructions{fetchAdd, loadAdd} {
+	for _, exact := range []bool{true, false} {
 		w.prog, err = ebpf.NewProgram(&ebpf.ProgramSpec{
 			Name:         "lab_wire",
 			Type:         ebpf.XDP,
 			License:      "GPL",
-			Instructions: wireProgram(w.rules.FD(), count),
+			Instructions: wireProgram(w.rules.FD(), exact),
 		})
 		if !errors.Is(err, unix.EINVAL) {
 			break
@@ -289,9 +289,12 @@ func (w *wire) remove(slot uint32) error {
 
 // wireProgram parses the frame once and then asks each rule.
 //
-// count emits what reads a number and adds to it. From "rules" on, R7 and R8 are the TCP ports, R9 the TCP flags with
+// exact counts with fetching atomics, which kernels have from 5.12 on; without,
+// frames that arrive on two processors at once may get the same number.
+//
+// From "rules" on, R7 and R8 are the TCP ports, R9 the TCP flags with
 // isTCP and hasData above them, and R6 the verdict.
-func wireProgram(mapFD int, count func(dst, src asm.Register, offset int16) asm.Instructions) asm.Instructions {
+func wireProgram(mapFD int, exact bool) asm.Instructions {
 	const (
 		pass, drop = 2, 1
 		hasData    = 1 << 8
@@ -391,7 +394,15 @@ func wireProgram(mapFD int, count func(dst, src asm.Register, offset int16) asm.
 			// R1 becomes the number of this frame, from 0.
 			asm.Mov.Imm(asm.R1, 1).WithSymbol(label("match")),
 		)
-		insns = append(insns, count(asm.R0, asm.R1, offSeen)...)
+		if exact {
+			insns = append(insns, fetchAdd(asm.R0, asm.R1, offSeen))
+		} else {
+			insns = append(insns,
+				asm.Mov.Reg(asm.R2, asm.R1),
+				asm.LoadMem(asm.R1, asm.R0, offSeen, asm.DWord),
+				asm.AddAtomic.Mem(asm.R0, asm.R2, asm.DWord, offSeen),
+			)
+		}
 		insns = append(insns,
 			asm.LoadMem(asm.R2, asm.R0, offAll, asm.Word),
 			asm.JNE.Imm(asm.R2, 0, label("drop")),
@@ -420,18 +431,8 @@ func wireProgram(mapFD int, count func(dst, src asm.Register, offset int16) asm.
 
 // fetchAdd emits src = atomic_fetch_add((u64 *)(dst + offset), src). The
 // library keeps the constant it finds instead of the one that says fetch.
-func fetchAdd(dst, src asm.Register, offset int16) asm.Instructions {
+func fetchAdd(dst, src asm.Register, offset int16) asm.Instruction {
 	ins := asm.FetchAdd.Mem(dst, src, asm.DWord, offset)
 	ins.Constant = int64(asm.FetchAdd >> 8)
-	return asm.Instructions{ins}
-}
-
-// loadAdd is fetchAdd for kernels before 5.12. Frames that arrive on two
-// processors at once may get the same number.
-func loadAdd(dst, src asm.Register, offset int16) asm.Instructions {
-	return asm.Instructions{
-		asm.Mov.Reg(asm.R2, src),
-		asm.LoadMem(src, dst, offset, asm.DWord),
-		asm.AddAtomic.Mem(dst, asm.R2, asm.DWord, offset),
-	}
+	return ins
 }
