@@ -43,6 +43,14 @@ func retransmitCause(r *bpf.Record) (cause, why string) {
 	return causeUndecided, fmt.Sprintf("ca_state %s with timer %s fits no known path", caName(r.CaState), timerName(r.Pending))
 }
 
+// synAckWhy says why a connection request was answered again.
+func synAckWhy(duplicateSYN bool) string {
+	if duplicateSYN {
+		return "the peer's SYN came again: the request's timer is armed"
+	}
+	return "in the request's timer"
+}
+
 // probeInterval is what the kernel waits after a retransmission that could not
 // even be handed down (TCP_RESOURCE_PROBE_INTERVAL).
 const probeIntervalMs = 500

@@ -165,6 +165,7 @@ type Retransmit struct {
 	Attempt   uint32 `json:"attempt" jsonschema_description:"Number of this retransmission in its run, from 1. A run ends when the peer acknowledges something new."`
 	SeqStart  uint32 `json:"seq_start" jsonschema_description:"First sequence number sent again (TCP_SKB_CB(skb)->seq)."`
 	SeqEnd    uint32 `json:"seq_end" jsonschema_description:"One past the last (TCP_SKB_CB(skb)->end_seq); SYN and FIN count one."`
+	Flags     string `json:"flags" jsonschema_description:"TCP flags of what was sent again, comma separated, as in a segment."`
 	Segments  uint32 `json:"segments" jsonschema_description:"Segments on the wire (tcp_skb_pcount: a GSO buffer is several), as the counter RetransSegs counts them; 0: given up before anything was handed down."`
 	SendError string `json:"send_error" jsonschema_description:"Name of the error if the send failed locally, else empty. Kernels before 6.17 do not show it."`
 	NextDueMs int64  `json:"next_due_ms" jsonschema_description:"Milliseconds from this event until the retransmission timer is due if nothing is acknowledged; -1: not known. The kernel's timer wheel rounds up."`
@@ -203,6 +204,22 @@ type Abort struct {
 	Cause string `json:"cause" jsonschema:"enum=reset-received,enum=retries-exhausted,enum=user-timeout,enum=keepalive,enum=refused,enum=unreachable,enum=close-with-unread-data,enum=linger-zero,enum=out-of-memory,enum=destroyed,enum=namespace-gone,enum=connect-cancelled,enum=undecided" jsonschema_description:"What ended it; undecided with the reason in why."`
 	Why   string `json:"why" jsonschema_description:"The facts that decided the cause, or why it is undecided."`
 	State string `json:"state" jsonschema:"enum=ESTABLISHED,enum=SYN_SENT,enum=SYN_RECV,enum=FIN_WAIT1,enum=FIN_WAIT2,enum=TIME_WAIT,enum=CLOSE,enum=CLOSE_WAIT,enum=LAST_ACK,enum=LISTEN,enum=CLOSING,enum=NEW_SYN_RECV" jsonschema_description:"The state the connection was in when it ended."`
+
+	Facts AbortFacts `json:"facts" jsonschema_description:"What decided the cause beside tcp."`
+}
+
+// AbortFacts are what decides the cause of an abort and is not in the socket's
+// TCP state: a saved line can be judged again by them.
+type AbortFacts struct {
+	User          bool   `json:"user" jsonschema_description:"A process held the socket's lock (sk->sk_lock.owned): a system call of it ended the connection."`
+	Dead          bool   `json:"dead" jsonschema_description:"No process had the socket open any more (SOCK_DEAD)."`
+	Linger        bool   `json:"linger" jsonschema_description:"SO_LINGER was on (SOCK_LINGER)."`
+	LingerMs      uint64 `json:"linger_ms" jsonschema_description:"Its time (sk->sk_lingertime), milliseconds; 0 too where linger is false."`
+	ResetReceived bool   `json:"reset_received" jsonschema_description:"A RST was received and accepted before."`
+	DataAfterEnd  bool   `json:"data_after_end" jsonschema_description:"Data arrived for the socket when no process had it open."`
+	ResetSent     bool   `json:"reset_sent" jsonschema_description:"The socket sent a RST before it was decided."`
+	ResetReason   string `json:"reset_reason" jsonschema_description:"The kernel's reason for that RST; empty without one, or where the kernel gives none."`
+	ConnectNS     uint64 `json:"connect_ns" jsonschema_description:"mono_ns when it began to connect; 0: it did not, or before the trace."`
 }
 
 // Recovered is the first acknowledgement after a run of retransmissions.

@@ -114,7 +114,7 @@ func examples() []*Event {
 		}),
 		of(12, TypeRetransmit, 10_624_000_000, func(e *Event) {
 			e.Retransmit = &Retransmit{
-				Cause: "rto", Attempt: 3, SeqStart: e.TCP.SndUna, SeqEnd: e.TCP.SndUna + 1024, Segments: 1, NextDueMs: 1632,
+				Cause: "rto", Attempt: 3, SeqStart: e.TCP.SndUna, SeqEnd: e.TCP.SndUna + 1024, Flags: "PSH,ACK", Segments: 1, NextDueMs: 1632,
 				Why: "in the retransmission timer: icsk_pending is none, ca_state Loss",
 			}
 			e.TCP.Retransmits, e.TCP.Backoff, e.TCP.RTOUs, e.TCP.CaState = 2, 2, 816_000, "Loss"
@@ -142,7 +142,8 @@ func examples() []*Event {
 		of(16, TypeAbort, 30_000_000_000, func(e *Event) {
 			e.Abort = &Abort{
 				By: "local", Cause: "user-timeout", State: "ESTABLISHED",
-				Why: "sk_err ETIMEDOUT in the retransmission timer, user_timeout_ms 20000, 7 retransmissions",
+				Why:   "sk_err ETIMEDOUT in the retransmission timer, user_timeout_ms 20000, 7 retransmissions",
+				Facts: AbortFacts{ConnectNS: 9_500_000_000},
 			}
 			e.TCP.SkErr, e.TCP.PacketsOut, e.TCP.SinceLastAckUs, e.TCP.Retransmits = 110, 0, 20_100_000, 7
 		}),

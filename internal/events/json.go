@@ -204,6 +204,7 @@ func (r *Retransmit) appendJSON(b []byte) []byte {
 	b = appendUint(b, `,"attempt":`, uint64(r.Attempt))
 	b = appendUint(b, `,"seq_start":`, uint64(r.SeqStart))
 	b = appendUint(b, `,"seq_end":`, uint64(r.SeqEnd))
+	b = appendStr(b, `,"flags":`, r.Flags)
 	b = appendUint(b, `,"segments":`, uint64(r.Segments))
 	b = appendStr(b, `,"send_error":`, r.SendError)
 	b = appendInt(b, `,"next_due_ms":`, r.NextDueMs)
@@ -244,7 +245,17 @@ func (a *Abort) appendJSON(b []byte) []byte {
 	b = appendStr(b, `,"cause":`, a.Cause)
 	b = appendStr(b, `,"why":`, a.Why)
 	b = appendStr(b, `,"state":`, a.State)
-	return append(b, '}')
+	f := &a.Facts
+	b = appendBool(b, `,"facts":{"user":`, f.User)
+	b = appendBool(b, `,"dead":`, f.Dead)
+	b = appendBool(b, `,"linger":`, f.Linger)
+	b = appendUint(b, `,"linger_ms":`, f.LingerMs)
+	b = appendBool(b, `,"reset_received":`, f.ResetReceived)
+	b = appendBool(b, `,"data_after_end":`, f.DataAfterEnd)
+	b = appendBool(b, `,"reset_sent":`, f.ResetSent)
+	b = appendStr(b, `,"reset_reason":`, f.ResetReason)
+	b = appendUint(b, `,"connect_ns":`, f.ConnectNS)
+	return append(b, "}}"...)
 }
 
 func (r *Recovered) appendJSON(b []byte) []byte {

@@ -485,6 +485,7 @@ func (t *Tracker) retransmit(s *sock, r *bpf.Record) error {
 		Attempt:   s.run.count,
 		SeqStart:  r.SegSeq,
 		SeqEnd:    r.SegEndSeq,
+		Flags:     flagNames[r.SegFlags&0xff],
 		Segments:  segments,
 		NextDueMs: nextDue(r, cause, due, t.cfg.HZ, &s.ns.defaults),
 		Why:       why,
@@ -558,10 +559,9 @@ func (t *Tracker) synAck(ns *namespace, r *bpf.Record) error {
 	}
 	// The timer counts its expiry after it has sent, and is armed anew for
 	// twice as long; a SYN that comes again arms it for as long as before.
-	expiries, why := uint(r.Backoff)+1, "in the request's timer"
-	duplicate := r.Pending != timerNone
+	expiries, duplicate := uint(r.Backoff)+1, r.Pending != timerNone
 	if duplicate {
-		expiries, why = uint(r.Backoff), "the peer's SYN came again: the request's timer is armed"
+		expiries = uint(r.Backoff)
 	}
 	t.begin(TypeRetransmit, r, s)
 	t.ev.TCP = nil // the snapshot is the listener's
@@ -570,9 +570,10 @@ func (t *Tracker) synAck(ns *namespace, r *bpf.Record) error {
 		Attempt:      uint32(r.Retransmits) + 1,
 		SeqStart:     r.SegSeq,
 		SeqEnd:       r.SegEndSeq,
+		Flags:        flagNames[r.SegFlags&0xff],
 		Segments:     1,
 		NextDueMs:    min(timeout<<min(expiries, 16), ns.defaults.RTOMaxMs),
-		Why:          why,
+		Why:          synAckWhy(duplicate),
 		DuplicateSYN: duplicate,
 	}
 	t.ev.Retransmit = &t.buf.retransmit
@@ -622,7 +623,7 @@ func (t *Tracker) abort(s *sock, r *bpf.Record) error {
 		return nil
 	}
 	t.begin(TypeAbort, r, s)
-	t.buf.abort = Abort{By: by, Cause: cause, Why: why, State: stateName(int(uint32(r.ArgA)))}
+	t.buf.abort = Abort{By: by, Cause: cause, Why: why, State: stateName(int(uint32(r.ArgA))), Facts: abortFacts(r, &s.past, t.cfg.HZ)}
 	t.ev.Abort = &t.buf.abort
 	return t.emit()
 }

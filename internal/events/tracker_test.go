@@ -43,6 +43,7 @@ func newRig(t *testing.T) *rig {
 		if err := json.Unmarshal(e.AppendJSON(nil), &kept); err != nil {
 			t.Fatal(err)
 		}
+		rechecks(t, e)
 		r.got = append(r.got, kept)
 		return nil
 	}))
