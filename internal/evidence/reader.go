@@ -17,6 +17,9 @@ import (
 // memory. The longest real lines are headers with some hundred targets.
 const maxLine = 16 << 20
 
+// ErrLongLine is returned for a line that no sockwatch wrote. It is final.
+var ErrLongLine = fmt.Errorf("longer than %d MiB: not an evidence file", maxLine>>20)
+
 // LineError is a line that is not an event.
 type LineError struct {
 	Line int // from 1
@@ -43,6 +46,7 @@ func (g Gap) String() string {
 type Reader struct {
 	r    *bufio.Reader
 	long []byte // a line that is longer than r's buffer
+	text []byte // the last line
 	line int
 	last uint64 // seq
 	cut  bool
@@ -67,6 +71,7 @@ func (r *Reader) Next(e *events.Event) error {
 		return err
 	}
 	r.line++
+	r.text = line
 	if !whole && !json.Valid(line) {
 		// The writer was killed, or the disk was full, in the middle of it.
 		r.cut = true
@@ -87,6 +92,10 @@ func (r *Reader) Next(e *events.Event) error {
 	return nil
 }
 
+// Bytes returns the last line as it stands, without its newline. It is valid
+// until the next call of Next.
+func (r *Reader) Bytes() []byte { return r.text }
+
 // Line returns the number of lines read so far.
 func (r *Reader) Line() int { return r.line }
 
@@ -104,7 +113,7 @@ func (r *Reader) readLine() (line []byte, whole bool, err error) {
 	for {
 		part, err := r.r.ReadSlice('\n')
 		if len(r.long)+len(part) > maxLine {
-			return nil, false, fmt.Errorf("line %d is longer than %d MiB: not an evidence file", r.line+1, maxLine>>20)
+			return nil, false, fmt.Errorf("line %d is %w", r.line+1, ErrLongLine)
 		}
 		switch {
 		case err == nil && len(r.long) == 0:
