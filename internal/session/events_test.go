@@ -137,7 +137,8 @@ func referee(t *testing.T, n *testlab.Node, before testlab.Counters, evs []event
 		}
 	}
 	for _, e := range pick(evs, "reset", in(n)) {
-		if e.Reset.Direction == "sent" && e.Reset.SeenBy == "tcp_send_reset" {
+		// Older kernels show those that no socket sends at the edge only.
+		if e.Reset.Direction == "sent" && (e.Reset.SeenBy == "tcp_send_reset" || declared(evs[0].Session, "resets sent without a socket")) {
 			seen["TcpOutRsts"]++
 		}
 	}
@@ -266,9 +267,13 @@ func TestSYNRetransmitted(t *testing.T) {
 		t.Fatalf("causes %q", got)
 	}
 	attempts(t, run)
-	for _, e := range run {
+	for i, e := range run {
 		r := e.Retransmit
-		if r.SeqEnd-r.SeqStart != 1 || r.Segments != 1 || r.NextDueMs != 1000 || e.TCP.State != "SYN_SENT" {
+		due := int64(1000)
+		if one(t, evs, "target", in(s.A)).Target.Sysctls["tcp_syn_linear_timeouts"] == "" {
+			due <<= i + 1 // before 6.5 the timeout doubles from the first on
+		}
+		if r.SeqEnd-r.SeqStart != 1 || r.Segments != 1 || r.NextDueMs != due || e.TCP.State != "SYN_SENT" {
 			t.Errorf("retransmitted SYN: %+v in %s", r, e.TCP.State)
 		}
 		if e.Sock.Local.String() != client.LocalAddr().String() || e.Sock.Remote.String() != client.RemoteAddr().String() {
@@ -460,13 +465,16 @@ func TestHalfClosedRecovers(t *testing.T) {
 			receive(t, server, 100)
 			s.until("recovery", 5*time.Second, an("recovered", s.A))
 			evs := s.finish()
-			run := pick(evs, "retransmit", nil)
+			run := pick(evs, "retransmit", in(s.A))
 			if got := causes(run); got != []string{"tlp", "tlp rto"}[lost-1] {
 				t.Errorf("causes %q", got)
 			}
-			e := one(t, evs, "recovered", nil)
-			if rec := e.Recovered; !rec.Exact || rec.Retransmits != uint32(lost) || rec.AckedBytes != 100 || e.TCP.State != "CLOSE_WAIT" {
-				t.Errorf("recovered in %s: %+v", e.TCP.State, rec)
+			e := one(t, evs, "recovered", in(s.A))
+			if rec := e.Recovered; !rec.Exact || rec.Retransmits != uint32(lost) || rec.AckedBytes != 100 {
+				t.Errorf("recovered: %+v", rec)
+			}
+			if (e.TCP == nil) != s.blind("probes and resets at the edge") || e.TCP != nil && e.TCP.State != "CLOSE_WAIT" {
+				t.Errorf("recovered in %+v", e.TCP)
 			}
 		})
 	}
@@ -481,7 +489,7 @@ func TestHalfClosedRecovers(t *testing.T) {
 		gone(t, server, io.EOF)
 		s.until("recovery", 5*time.Second, an("recovered", s.A))
 		evs := s.finish()
-		run := pick(evs, "retransmit", nil)
+		run := pick(evs, "retransmit", in(s.A))
 		if got := causes(run); got != "tlp rto" {
 			t.Errorf("causes %q", got)
 		}
@@ -490,7 +498,7 @@ func TestHalfClosedRecovers(t *testing.T) {
 				t.Errorf("FIN sent again: %+v in %s", r, e.TCP.State)
 			}
 		}
-		if rec := one(t, evs, "recovered", nil).Recovered; !rec.Exact || rec.Retransmits != 2 || rec.AckedBytes != 1 {
+		if rec := one(t, evs, "recovered", in(s.A)).Recovered; !rec.Exact || rec.Retransmits != 2 || rec.AckedBytes != 1 {
 			t.Errorf("recovered: %+v", rec)
 		}
 		none(t, evs, nil, "reset", "abort", "error")
@@ -559,10 +567,14 @@ func TestKeepaliveProbes(t *testing.T) {
 		p := e.Probe
 		// What was answered is not counted: the third unanswered one is the last.
 		want := []uint32{1, 1, 1, 2, 3}[i]
-		if p.Kind != "keepalive" || p.Direction != "sent" || p.Number != want || p.Segment.SeqStart != e.TCP.SndUna-1 || p.Segment.Flags != "ACK" {
+		if p.Kind != "keepalive" || p.Direction != "sent" || p.Number != want || p.Segment.Flags != "ACK" {
 			t.Errorf("probe %d sent: %+v, want number %d", i+1, p, want)
 		}
-		if k := e.TCP.Keepalive; !k.On || k.TimeMs != 1000 || k.IntvMs != 1000 || k.Probes != 3 {
+		if s.blind("probes and resets at the edge") {
+			if e.TCP != nil {
+				t.Errorf("a packet socket shows a snapshot: %+v", e.TCP)
+			}
+		} else if k := e.TCP.Keepalive; p.Segment.SeqStart != e.TCP.SndUna-1 || !k.On || k.TimeMs != 1000 || k.IntvMs != 1000 || k.Probes != 3 {
 			t.Errorf("keepalive %+v", k)
 		}
 		seen(t, capA, "probe sent", e.MonoNS, func(q testlab.Packet) bool { return q.Outgoing && q.Len == 0 && q.Seq == p.Segment.SeqStart })
@@ -579,10 +591,16 @@ func TestKeepaliveProbes(t *testing.T) {
 		t.Errorf("abort: %+v", a.Abort)
 	}
 	r := one(t, evs, "reset", nil).Reset
-	if r.Direction != "sent" || !r.Socket || r.Reason != "TCP_KEEPALIVE_TIMEOUT" || r.Segment == nil {
+	reason := "TCP_KEEPALIVE_TIMEOUT"
+	if s.blind("resets sent carry no reason") {
+		reason = ""
+	}
+	if r.Direction != "sent" || !r.Socket || r.Reason != reason || r.Segment == nil {
 		t.Errorf("reset: %+v", r)
 	}
-	if e := one(t, evs, "error", nil).Error; e.Name != "ETIMEDOUT" {
+	if s.blind("errors reported to the application") {
+		none(t, evs, nil, "error")
+	} else if e := one(t, evs, "error", nil).Error; e.Name != "ETIMEDOUT" {
 		t.Errorf("error: %+v", e)
 	}
 }
@@ -618,7 +636,11 @@ func TestZeroWindowProbes(t *testing.T) {
 			}
 		}
 	}
-	if e := pick(first, "probe", in(s.A))[2]; e.TCP.UnsentBytes == 0 || e.TCP.UnackedBytes != 0 || e.TCP.Backoff == 0 {
+	if e := pick(first, "probe", in(s.A))[2]; s.blind("probes and resets at the edge") {
+		if e.TCP != nil {
+			t.Errorf("a packet socket shows a snapshot: %+v", e.TCP)
+		}
+	} else if e.TCP.UnsentBytes == 0 || e.TCP.UnackedBytes != 0 || e.TCP.Backoff == 0 {
 		t.Errorf("the prober's snapshot: %+v", e.TCP)
 	}
 	none(t, evs, nil, "reset", "abort", "error")
@@ -655,11 +677,11 @@ func TestOrdinary(t *testing.T) {
 	t.Parallel()
 	lab := testlab.New(t)
 	lab.PinNeighbours()
+	lab.MinRTO(5 * time.Second)
 	for _, n := range []*testlab.Node{lab.A, lab.B} {
 		// A busy machine keeps a receiver waiting for tens of milliseconds, after
 		// which the kernel would really send again.
 		n.Sysctl("net.ipv4.tcp_early_retrans", "0")
-		n.Sysctl("net.ipv4.tcp_rto_min_us", "5000000")
 		n.Sysctl("net.ipv4.tcp_recovery", "0")
 		n.Sysctl("net.ipv4.tcp_reordering", "100")
 	}
@@ -876,7 +898,7 @@ func TestAborts(t *testing.T) {
 				} else if e.Sock.Local.Port() == 0 || e.Sock.Remote.Port() == 0 {
 					t.Errorf("%s: abort of %+v", end.n.Name, e.Sock)
 				}
-				if w.errno == "" {
+				if w.errno == "" || s.blind("errors reported to the application") {
 					none(t, evs, in(end.n), "error")
 				} else if e := one(t, evs, "error", in(end.n)); e.Error.Name != w.errno {
 					t.Errorf("%s: error %+v, want %s", end.n.Name, e.Error, w.errno)
@@ -899,14 +921,19 @@ func TestAborts(t *testing.T) {
 					})
 				}
 				var expect []string
-				if w.sent != "" {
+				reasons := !s.blind("resets sent carry no reason")
+				if w.sent != "" && reasons {
 					expect = append(expect, "> socket "+w.sent)
+				} else if w.sent != "" {
+					expect = append(expect, "> socket ")
 				}
 				if w.received != "" {
 					expect = append(expect, "< socket ")
 				}
-				if end.lone != "" {
+				if end.lone != "" && reasons {
 					expect = append(expect, "> none "+end.lone)
+				} else if end.lone != "" {
+					expect = append(expect, "> none ")
 				}
 				if fmt.Sprint(got) != fmt.Sprint(expect) {
 					t.Errorf("%s: resets %q, want %q", end.n.Name, got, expect)

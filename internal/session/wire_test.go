@@ -198,8 +198,8 @@ func TestWireMethods(t *testing.T) {
 // wires is a lab that two sessions watch.
 type wires struct {
 	*testlab.Pair
-	both           []*observation
-	client         *net.TCPConn
+	both   []*observation
+	client *net.TCPConn
 }
 
 func (w *wires) connect(t *testing.T, network string, opts ...testlab.SockOpt) (client, server *net.TCPConn) {

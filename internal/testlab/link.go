@@ -270,6 +270,44 @@ func (n *Node) pin(peer Link) error {
 	return nil
 }
 
+// MinRTO keeps both ends from retransmitting earlier than d.
+func (p *Pair) MinRTO(d time.Duration) {
+	p.A.t.Helper()
+
+	for _, n := range []*Node{p.A, p.B} {
+		if err := n.minRTO(d); err != nil {
+			p.A.t.Fatalf("set the retransmission timeout of %s: %v", n.Name, err)
+		}
+	}
+}
+
+// minRTO sets it on the routes: the sysctl is younger.
+func (n *Node) minRTO(d time.Duration) error {
+	h, err := n.netlink()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+
+	link, err := h.LinkByName(IfName)
+	if err != nil {
+		return fmt.Errorf("find %s: %w", IfName, err)
+	}
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		routes, err := h.RouteList(link, family)
+		if err != nil {
+			return fmt.Errorf("list routes: %w", err)
+		}
+		for _, r := range routes {
+			r.RtoMin, r.RtoMinLock = int(d.Milliseconds()), true
+			if err := h.RouteReplace(&r); err != nil {
+				return fmt.Errorf("replace route to %v: %w", r.Dst, err)
+			}
+		}
+	}
+	return nil
+}
+
 // SmallSegments switches segmentation offload off on both ends, so that each
 // frame on the wire is one TCP segment.
 func (p *Pair) SmallSegments() {
