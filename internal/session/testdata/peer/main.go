@@ -23,10 +23,12 @@ import (
 // patience bounds what waits for the other end.
 const patience = 20 * time.Second
 
-// peer has one listener and one connection, the last dialled or accepted.
+// peer has a listener and the connection that was last dialled or accepted;
+// those before it stay open.
 type peer struct {
 	listener *net.TCPListener
 	conn     *net.TCPConn
+	before   []*net.TCPConn
 }
 
 func main() {
@@ -70,7 +72,7 @@ func (p *peer) do(word, arg string) (string, error) {
 			return "", err
 		}
 		p.listener = l.(*net.TCPListener)
-		return "ok", nil
+		return "ok " + l.Addr().String(), nil
 	case "accept":
 		p.listener.SetDeadline(time.Now().Add(patience))
 		c, err := p.listener.AcceptTCP()
@@ -132,6 +134,6 @@ func (p *peer) use(c *net.TCPConn, err error) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	p.conn = c
+	p.before, p.conn = append(p.before, p.conn), c
 	return fmt.Sprintf("ok %s %s", c.LocalAddr(), c.RemoteAddr()), nil
 }
