@@ -17,7 +17,7 @@ import (
 // began, the target, the connection, what happened and why.
 //
 // Every byte it writes that is not its own colour or newline has passed
-// through appendPrintable, so that no name in an event can drive the terminal.
+// through AppendPrintable, so that no name in an event can drive the terminal.
 type Text struct {
 	lines
 	colour bool
@@ -93,7 +93,7 @@ func (t *Text) put(colour string) {
 	if wrap {
 		t.buf = append(append(append(t.buf, "\x1b["...), colour...), 'm')
 	}
-	t.buf = appendPrintable(t.buf, t.line)
+	t.buf = AppendPrintable(t.buf, t.line)
 	if wrap {
 		t.buf = append(t.buf, "\x1b[0m"...)
 	}
@@ -283,11 +283,11 @@ func (t *Text) summary(s *events.Summary) {
 	}
 }
 
-// appendPrintable appends s with everything escaped that a terminal might obey
+// AppendPrintable appends s with everything escaped that a terminal might obey
 // or hide: control characters (C0, C1), invalid UTF-8, format characters
 // (bidirectional controls, zero width), spaces other than U+0020, and the
 // letters and marks that show nothing.
-func appendPrintable(b, s []byte) []byte {
+func AppendPrintable(b, s []byte) []byte {
 	for len(s) > 0 {
 		r, size := utf8.DecodeRune(s)
 		switch {

@@ -114,8 +114,8 @@ func TestPrintable(t *testing.T) {
 		"\U000e0041\U000e0100":  `\U000e0041\U000e0100`,
 		"\ufffd\ue000\u0378":    "\ufffd" + `\ue000\u0378`,
 	} {
-		if got := string(appendPrintable(nil, []byte(in))); got != want {
-			t.Errorf("appendPrintable(%q) = %q, want %q", in, got, want)
+		if got := string(AppendPrintable(nil, []byte(in))); got != want {
+			t.Errorf("AppendPrintable(%q) = %q, want %q", in, got, want)
 		}
 	}
 }
