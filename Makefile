@@ -36,6 +36,11 @@ test: ## Run every test; needs root, installs what is missing (apt)
 	@hack/install-deps.sh test
 	$(GO) test -race -count=1 -timeout 15m $(TESTFLAGS) ./...
 
+.PHONY: test-kernels
+test-kernels: ## Run the tests on kernels from 5.10 on, in qemu; takes 15 minutes, KERNELS=5.10,6.12 fewer
+	@hack/install-deps.sh kernels
+	$(GO) run ./hack/kernels $(if $(KERNELS),-kernels $(KERNELS)) $(KERNELSFLAGS)
+
 .PHONY: lint
 lint: ## Check style: golangci-lint and clang-format
 	@golangci-lint version 2>/dev/null | grep -q 'version v\?$(GOLANGCI_VERSION)' || { \

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Installs what a target of the Makefile needs and this machine lacks, quietly:
 #
-#   hack/install-deps.sh generate|test|lint...
+#   hack/install-deps.sh generate|test|kernels|lint...
 #
 # Packages come from apt; elsewhere it says what is missing.
 set -euo pipefail
@@ -25,6 +25,12 @@ needs() {
 		echo nsenter util-linux
 		echo unshare util-linux
 		echo setpriv util-linux
+		;;
+	kernels)
+		echo qemu-system-x86_64 qemu-system-x86
+		echo xz xz-utils
+		echo dpkg-deb dpkg
+		echo /usr/share/keyrings/debian-archive-keyring.gpg debian-archive-keyring
 		;;
 	lint)
 		echo clang-format clang-format

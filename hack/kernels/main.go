@@ -112,11 +112,11 @@ func run(ctx context.Context) error {
 
 	names := strings.Split(*kernels, ",")
 	results := make([]result, len(names))
-	slots := make(chan struct{}, max(1, min(*jobs, 2)))
+	slots := make(chan struct{}, max(1, *jobs))
 	var wg sync.WaitGroup
 	for i, name := range names {
+		slots <- struct{}{}
 		wg.Go(func() {
-			slots <- struct{}{}
 			defer func() { <-slots }()
 			results[i] = o.boot(ctx, work, name)
 			fmt.Println(results[i].line())
@@ -128,6 +128,9 @@ func run(ctx context.Context) error {
 
 func defaultCache() string {
 	if dir := os.Getenv("XDG_CACHE_HOME"); dir != "" {
+		return filepath.Join(dir, "sockwatch-kernels")
+	}
+	if dir, err := os.UserCacheDir(); err == nil && os.Geteuid() != 0 {
 		return filepath.Join(dir, "sockwatch-kernels")
 	}
 	return "/var/cache/sockwatch-kernels"
