@@ -137,6 +137,7 @@ func trackBytes(t *testing.T, schema *jsonschema.Schema, data []byte) {
 	})
 	cfg.HZ = []uint32{100, 250, 300, 1000}[data[0]%4]
 	cfg.EdgeSeen = data[0]&4 == 0
+	cfg.ByAddress, cfg.NoCookies = data[0]&8 != 0, data[0]&16 != 0
 	tr := NewTracker(cfg)
 	tr.AddOwners(map[uint64]Owner{61: {PID: 3, Comm: "born-before", Via: "proc"}})
 	tr.AddNamespace(Netns{Name: "a", Generation: 1, Inode: testInode, Cookie: 7}, Defaults{KeepaliveTimeMs: 7_200_000, SynLinearTimeouts: 4})
@@ -183,8 +184,8 @@ func trackBytes(t *testing.T, schema *jsonschema.Schema, data []byte) {
 	}
 	tr.RemoveNamespace(testInode)
 	tr.RemoveNamespace(testInode + 1)
-	if tr.Sockets() != 0 || len(tr.listeners) != 0 {
-		t.Errorf("%d sockets and %d listening addresses of no namespace", tr.Sockets(), len(tr.listeners))
+	if tr.Sockets() != 0 || len(tr.listeners) != 0 || len(tr.tuples) != 0 {
+		t.Errorf("%d sockets, %d listening addresses and %d connections of no namespace", tr.Sockets(), len(tr.listeners), len(tr.tuples))
 	}
 }
 

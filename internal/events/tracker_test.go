@@ -710,6 +710,14 @@ func TestTrackSynAck(t *testing.T) {
 			t.Errorf("the listener's snapshot or no owner: %+v %+v %+v", e.TCP, e.Sock, e.Owner)
 		}
 	}
+	// A SYN that came again is answered outside the timer, which is armed as before.
+	e := r.one(TypeRetransmit, l.at(ms, bpf.KindSynAck, func(r *bpf.Record) {
+		r.State, r.Retransmits, r.Backoff, r.Rto, r.Pending = stateNewSynRecv, 2, 1, 250, timerRetrans
+		r.SegFlags = flagSYN | flagACK
+	}))
+	if x := e.Retransmit; !x.DuplicateSYN || x.Attempt != 3 || x.NextDueMs != 2000 {
+		t.Errorf("after a SYN that came again: %+v", x)
+	}
 	if r.Sockets() != 1 {
 		t.Errorf("%d sockets", r.Sockets())
 	}
@@ -1000,6 +1008,114 @@ func TestTrackWire(t *testing.T) {
 	// A packet socket sees segments, not sockets: nothing is told of what may be a probe.
 	r.none(sent(func(r *bpf.Record) { r.Flags = bpf.FlagNoSock | bpf.FlagOut; r.SockAddr = 0 }))
 	r.none(c.at(ms, bpf.KindWire, func(r *bpf.Record) { r.Why = 0 }))
+}
+
+// TestTrackPacket: a packet socket sees segments, not sockets. Addresses say
+// whose they are, and its window what the peer's last was.
+func TestTrackPacket(t *testing.T) {
+	r := newRig(t)
+	r.cfg.ByAddress = true
+	c := newConn(1)
+	c.base.SndUna, c.base.SndNxt, c.base.WriteSeq = 4000, 4000, 4000
+	seen := func(why, flags uint8, seq, window uint32) bpf.Record {
+		return c.at(ms, bpf.KindWire, func(r *bpf.Record) {
+			*r = bpf.Record{
+				Kind: r.Kind, MonoNs: r.MonoNs, NetnsInode: r.NetnsInode, NetCookie: r.NetCookie, Family: r.Family,
+				LocalAddr: r.LocalAddr, LocalPort: r.LocalPort, RemoteAddr: r.RemoteAddr, RemotePort: r.RemotePort,
+				Why: why, Flags: bpf.FlagNoSock | flags, SegSeq: seq, SegEndSeq: seq, SegAckSeq: 5000, SegFlags: flagACK, SegSegs: 1, SndWnd: window,
+			}
+		})
+	}
+	// Of no connection that is known.
+	r.none(seen(bpf.WireProbe, bpf.FlagOut, 3999, 64_000))
+	r.feed(c.moves(stateSynSent, stateEstablished, nil), c.at(ms, bpf.KindOwner, nil))
+
+	out := func(what, kind string, number uint32, rec bpf.Record) {
+		t.Helper()
+		e := r.one(TypeProbe, rec)
+		if x := e.Probe; x.Kind != kind || x.Direction != "sent" || x.Number != number || e.Sock.Cookie != c.cookie || e.TCP != nil {
+			t.Errorf("%s: %+v of %+v, want %s %d", what, x, e.Sock, kind, number)
+		}
+	}
+	out("keepalive", "keepalive", 1, seen(bpf.WireProbe, bpf.FlagOut, 3999, 64_000))
+	out("window shut", "zero-window", 1, seen(bpf.WireProbe, bpf.FlagOut, 3999, 0))
+	out("again", "zero-window", 2, seen(bpf.WireProbe, bpf.FlagOut, 3999, 0))
+	out("after more was sent", "zero-window", 1, seen(bpf.WireProbe, bpf.FlagOut, 4999, 0))
+	// What may be an acknowledgement is one, unless it repeats the last byte sent.
+	r.none(seen(bpf.WireProbe|bpf.WireUnsure, bpf.FlagOut, 4000, 64_000))
+	out("unsure, the last byte", "keepalive", 1, seen(bpf.WireProbe|bpf.WireUnsure, bpf.FlagOut, 3999, 64_000))
+	// In ESTABLISHED tcp_probe sees what comes in; later nothing else does.
+	r.none(seen(bpf.WireProbe, 0, 499, 0))
+	r.none(seen(bpf.WireAcked, 0, 499, 0))
+	r.feed(c.moves(stateEstablished, stateFinWait1, nil))
+	if x := r.one(TypeProbe, seen(bpf.WireProbe, 0, 499, 0)).Probe; x.Direction != "received" || x.Number != 1 {
+		t.Errorf("received: %+v", x)
+	}
+	r.none(seen(bpf.WireProbe|bpf.WireUnsure, 0, 499, 0))
+	r.feed(c.retransmits(200 * ms))
+	if x := r.one(TypeRecovered, seen(bpf.WireAcked, 0, 500, 0)).Recovered; !x.Exact || x.AckedBytes != 1000 || x.Ack != 5000 {
+		t.Errorf("recovered: %+v", x)
+	}
+	// Nothing is told of a socket that has ended.
+	r.feed(c.moves(stateFinWait1, stateClose, nil))
+	r.none(seen(bpf.WireProbe, bpf.FlagOut, 3999, 0))
+	r.none(c.destroyed(), seen(bpf.WireProbe, bpf.FlagOut, 3999, 0))
+	if len(r.tuples) != 0 {
+		t.Errorf("%d connections of no socket", len(r.tuples))
+	}
+}
+
+// TestTrackMadeCookies: where the kernel gives sockets none, each has one of
+// its own all the same, for as long as it lives.
+func TestTrackMadeCookies(t *testing.T) {
+	r := newRig(t)
+	r.cfg.NoCookies = true
+	bare := func(c *conn) *conn { c.cookie = 0; return c }
+	a, b := bare(newConn(1)), bare(newConn(2))
+	first := r.one(TypeState, a.moves(stateClose, stateSynSent, nil)).Sock.Cookie
+	second := r.one(TypeState, b.moves(stateClose, stateSynSent, nil)).Sock.Cookie
+	if first == second || first <= madeUp || second <= madeUp {
+		t.Errorf("cookies %d and %d", first, second)
+	}
+	// It stays, even if somebody asks the kernel for one meanwhile.
+	a.cookie = 77
+	if e := r.one(TypeState, a.moves(stateSynSent, stateEstablished, nil)); e.Sock.Cookie != first {
+		t.Errorf("cookie %d, was %d", e.Sock.Cookie, first)
+	}
+	// The next socket at its address has another.
+	r.none(a.destroyed())
+	a.cookie = 0
+	if e := r.one(TypeState, a.moves(stateClose, stateSynSent, nil)); e.Sock.Cookie == first || e.Sock.Cookie == second {
+		t.Errorf("cookie %d was used before", e.Sock.Cookie)
+	}
+	// A child shows its listener's cookie until it has left that behind.
+	child := newConn(3)
+	if e := r.one(TypeState, child.moves(stateListen, stateSynRecv, nil)); e.Sock.Cookie == child.cookie || e.Sock.Cookie <= madeUp {
+		t.Errorf("a child has its listener's cookie %d", e.Sock.Cookie)
+	}
+	// One that somebody had asked for is the kernel's.
+	d := newConn(4)
+	if e := r.one(TypeRetransmit, d.retransmits(ms)); e.Sock.Cookie != d.cookie {
+		t.Errorf("cookie %d, the kernel's is %d", e.Sock.Cookie, d.cookie)
+	}
+}
+
+// TestTrackNames: names can be made up without end; memory has one.
+func TestTrackNames(t *testing.T) {
+	r := newRig(t)
+	c := newConn(1)
+	for i := range 10_000 {
+		name := fmt.Sprintf("w%d", i)
+		r.none(c.at(ms, bpf.KindOwner, func(r *bpf.Record) { r.OwnerPid = 9; copy(r.OwnerComm[:], name) }))
+		if i%1000 == 0 {
+			if e := r.one(TypeRetransmit, c.retransmits(ms)); e.Owner.Comm != name {
+				t.Errorf("owner %+v, want %s", e.Owner, name)
+			}
+		}
+	}
+	if len(r.comms) > 4096 {
+		t.Errorf("%d names are kept", len(r.comms))
+	}
 }
 
 func TestTrackStates(t *testing.T) {
