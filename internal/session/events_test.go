@@ -191,7 +191,8 @@ func samePorts(t *testing.T, evs []events.Event) {
 			continue
 		}
 		// The kernel chooses the local port after it has moved to SYN_SENT.
-		if e.State != nil && e.State.New == "SYN_SENT" {
+		// A connection that is being accepted has its listener's addresses still.
+		if e.State != nil && (e.State.New == "SYN_SENT" || e.State.Old == "LISTEN") {
 			continue
 		}
 		first, ok := known[e.Sock.Cookie]

@@ -168,17 +168,22 @@ func runTest(t kernelstest.Test) (code int) {
 	return code
 }
 
+// verdicts copies the line that each test ended with, and adds to a skip what
+// the test said last.
 func verdicts(w io.Writer, out string) {
-	var why string
+	said := make(map[string]string)
+	var name string
 	for line := range strings.Lines(out) {
-		trimmed := strings.TrimSpace(line)
+		f := strings.Fields(line)
 		switch {
-		case strings.HasPrefix(trimmed, "--- SKIP"):
-			fmt.Fprintf(w, "%s: %s\n", strings.TrimRight(line, "\n"), why)
-		case strings.HasPrefix(trimmed, "--- "):
+		case len(f) == 3 && f[0] == "===":
+			name = f[2]
+		case len(f) == 4 && f[0] == "---" && f[1] == "SKIP:":
+			fmt.Fprintf(w, "%s: %s\n", strings.TrimRight(line, "\n"), said[f[2]])
+		case len(f) == 4 && f[0] == "---":
 			io.WriteString(w, line)
 		default:
-			why = trimmed
+			said[name] = strings.TrimSpace(line)
 		}
 	}
 }
