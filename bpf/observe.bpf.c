@@ -108,6 +108,12 @@ int inet_sock_set_state(__u64 *ctx)
 
 	if (!is_tcp(sk) || !watches_sock(sk))
 		return 0;
+	if (!have_sk_storage && (oldstate == TCP_CLOSE || newstate == TCP_SYN_RECV)) {
+		__u64 key = (__u64)sk;
+
+		/* A new life: what was here before may have ended unseen. */
+		bpf_map_delete_elem(&notes_by_addr, &key);
+	}
 	make_cookie(sk);
 	if (newstate == TCP_SYN_SENT)
 		via = VIA_CONNECT;

@@ -131,6 +131,9 @@ func (o *Observer) load() error {
 // prepare sets what the programs must know about this kernel, and the sizes.
 func (o *Observer) prepare(spec *ebpf.CollectionSpec) error {
 	spec.Maps["events"].MaxEntries = uint32(o.opts.RingBytes)
+	if o.kernel.skStorage {
+		spec.Maps["notes_by_addr"].MaxEntries = 1 // not used
+	}
 	hz := uint64(o.opts.HZ)
 	if hz == 0 {
 		hz = 250
