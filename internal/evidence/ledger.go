@@ -138,6 +138,9 @@ func (t *Tally) line(c counter, kernel uint64, grown map[string]uint64, results 
 		low, high = low+x.min, high+x.max
 	}
 	if low <= l.Difference && l.Difference <= high {
+		if l.Difference == 0 {
+			return l, 0
+		}
 		l.Result = Unprovable
 		why = why[:0]
 		for _, x := range unknown {
@@ -319,44 +322,10 @@ func Judge(evs []events.Event) ([]events.NamespaceCounts, events.Verdict, error)
 	if sum == nil {
 		return nil, events.Verdict{}, ErrNoFooter
 	}
-	sysctls := make(map[events.Netns]map[string]string)
+	a := NewAudit(evs[0].Session, sum)
 	for i := range evs {
-		if e := &evs[i]; e.Target != nil && e.Netns != nil && e.Target.Sysctls != nil {
-			sysctls[*e.Netns] = e.Target.Sysctls
-		}
+		a.Add(&evs[i])
 	}
-	out := make([]events.NamespaceCounts, len(sum.Namespaces))
-	tallies := make(map[events.Netns]*Tally)
-	index := make(map[events.Netns]int)
-	for i, n := range sum.Namespaces {
-		out[i] = events.NamespaceCounts{Netns: n.Netns, Events: make(map[string]uint64)}
-		index[n.Netns] = i
-		t := NewTally(NewFacts(evs[0].Session.CannotShow, sysctls[n.Netns]), n.Ledger.Opened)
-		t.Close(n.Ledger.Closed)
-		tallies[n.Netns] = t
-	}
-	for i := range evs {
-		e := &evs[i]
-		if e.Netns == nil || tallies[*e.Netns] == nil {
-			continue
-		}
-		out[index[*e.Netns]].Events[string(e.Type)]++
-		tallies[*e.Netns].Add(e)
-	}
-	for i, n := range sum.Namespaces {
-		if len(n.Ledger.Lines) == 0 {
-			// There were no counters: only the summary knows why.
-			out[i].Ledger, out[i].Verdict = n.Ledger, n.Verdict
-			continue
-		}
-		grown := make(map[string]uint64)
-		for name, v := range n.Ledger.Beside {
-			grown[name] = v
-		}
-		for _, l := range n.Ledger.Lines {
-			grown[l.Counter] = l.Kernel
-		}
-		out[i].Ledger, out[i].Verdict = tallies[n.Netns].judge(grown)
-	}
-	return out, Conclude(sum.Kernel, out), nil
+	generations, verdict := a.Settle()
+	return generations, verdict, nil
 }

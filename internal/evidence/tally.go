@@ -64,7 +64,7 @@ const (
 // in the call it may lose the processor in between.
 const (
 	softirqMargin = 1_000_000
-	processMargin = 50_000_000
+	processMargin = 10_000_000
 )
 
 // margins are the nanoseconds that may lie between the count and the event.
@@ -90,6 +90,7 @@ const (
 	doubtUnrouted
 	doubtCancelled
 	doubtLastAck
+	doubtSubflow
 	numDoubts
 )
 
@@ -99,8 +100,9 @@ var doubtReasons = [numDoubts]string{
 	doubtMemory:     "aborts for lack of memory, which count if the retransmission timer found it",
 	doubtWireReset:  "resets seen leaving the namespace, which this kernel does not tell from a firewall's",
 	doubtUnrouted:   "resets over IPv6, which do not count without a route",
-	doubtCancelled:  "connects that were cancelled, which count if SO_LINGER was on with a time of 0",
-	doubtLastAck:    "connections closed after both FINs, which count if SO_LINGER was on with a time of 0",
+	doubtCancelled:  "connects that were cancelled with a linger time of 0, which count if it was by close",
+	doubtSubflow:    "subflows that MPTCP reset for a close with a linger time of 0, which it may not count",
+	doubtLastAck:    "connections that ended after both FINs, which count if it was by close with a linger time of 0",
 }
 
 // Facts are what a verdict must know of the kernel and the namespace.
@@ -412,7 +414,9 @@ func (t *Tally) abort(e *events.Event) {
 			if e.TCP != nil && e.TCP.UnackedBytes == 0 {
 				t.add(at, activeOpens, -1, certain) // failed before its SYN was sent
 			}
-			t.add(at, abortOnData, 1, doubtCancelled)
+			if a.Facts.Linger && a.Facts.LingerMs == 0 {
+				t.add(at, abortOnData, 1, doubtCancelled)
+			}
 		case a.Cause == "undecided":
 			t.add(at, attemptFails, 1, doubtUndecided)
 		default:
@@ -439,7 +443,11 @@ func (t *Tally) abort(e *events.Event) {
 			t.add(at, abortOnData, 1, certain) // else the reset says so
 		}
 	case "linger-zero":
-		t.add(at, abortOnData, 1, certain)
+		d := certain
+		if e.Sock != nil && e.Sock.MPTCP {
+			d = doubtSubflow
+		}
+		t.add(at, abortOnData, 1, d)
 	case "undecided":
 		for _, c := range []counter{timeouts, abortOnTimeout, abortOnClose, abortOnData, abortOnLinger, abortOnMemory} {
 			t.add(at, c, 1, doubtUndecided)
@@ -457,8 +465,8 @@ func (t *Tally) timedOut(e *events.Event, opening bool) {
 	case e.TCP == nil || e.TCP.UnackedBytes == 0:
 	case e.TCP.SndWnd > 0:
 		t.add(e.MonoNS, timeouts, 1, certain)
-	case finSent(e.Abort.State):
-		t.add(e.MonoNS, timeouts, 1, doubtZeroWindow)
+	case e.Abort.Facts.Dead: // into a closed window it only probes for a process
+		t.add(e.MonoNS, timeouts, 1, certain)
 	}
 }
 
