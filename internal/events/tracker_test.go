@@ -1063,6 +1063,15 @@ func TestTrackPacket(t *testing.T) {
 	if len(r.tuples) != 0 {
 		t.Errorf("%d connections of no socket", len(r.tuples))
 	}
+	// The ports are used again before the old socket is destroyed.
+	c.state = stateEstablished
+	r.feed(c.at(ms, bpf.KindOwner, nil))
+	again := newConn(2)
+	again.local, again.remote = c.local, c.remote
+	r.feed(again.at(ms, bpf.KindOwner, nil), c.destroyed())
+	if e := r.one(TypeProbe, seen(bpf.WireProbe, bpf.FlagOut, 3999, 64_000)); e.Sock.Cookie != again.cookie {
+		t.Errorf("a probe of socket %d, want %d", e.Sock.Cookie, again.cookie)
+	}
 }
 
 // TestTrackMadeCookies: where the kernel gives sockets none, each has one of
