@@ -108,7 +108,8 @@ int inet_sock_set_state(__u64 *ctx)
 
 	if (!is_tcp(sk) || !watches_sock(sk))
 		return 0;
-	if (!have_sk_storage && (oldstate == TCP_CLOSE || newstate == TCP_SYN_RECV)) {
+	if (!have_sk_storage &&
+	    (oldstate == TCP_CLOSE || (oldstate == TCP_LISTEN && newstate == TCP_SYN_RECV))) {
 		__u64 key = (__u64)sk;
 
 		/* A new life: what was here before may have ended unseen. */
