@@ -23,6 +23,7 @@ const (
 	exitTarget
 	exitOutput
 	exitIncomplete
+	exitContradiction
 )
 
 var exitTable = []struct {
@@ -31,11 +32,12 @@ var exitTable = []struct {
 }{
 	{exitOK, "all went well: observation ended when it was asked to"},
 	{exitFailure, "sockwatch itself failed"},
-	{exitUsage, "usage: a flag, a duration or a target is misspelled"},
+	{exitUsage, "usage: a flag, a duration, a target or a file is misspelled"},
 	{exitMachine, "this machine cannot: not root, a capability is missing, no BTF, the kernel refuses a program"},
 	{exitTarget, "target: unknown, ambiguous, Docker not running, all gone for good; mark: no sockwatch is running"},
 	{exitOutput, "output: exists, in use by another sockwatch, disk full, broken pipe"},
 	{exitIncomplete, "the evidence is incomplete: records were lost (it says how many), or a second signal cut it short; with --require-complete, also when it cannot be proved complete"},
+	{exitContradiction, "verify: the evidence contradicts itself: it was edited or damaged"},
 }
 
 func exitHelp() string {

@@ -22,6 +22,7 @@ func rootCommand(env *environment) *cobra.Command {
 	root := observeCommand(env)
 	root.AddCommand(
 		markCommand(),
+		verifyCommand(),
 		doctorCommand(env),
 		schemaCommand(),
 		versionCommand(),

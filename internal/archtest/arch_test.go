@@ -30,11 +30,13 @@ var allowed = map[string][]string{
 	"internal/target":   {},
 	"internal/evidence": {"internal/events"},
 	"internal/sink":     {"internal/events"},
+	"internal/verify":   {"internal/events", "internal/evidence"},
 	"internal/session": {
 		"bpf", "internal/events", "internal/evidence", "internal/loader", "internal/sink", "internal/target",
 	},
 	"cmd/sockwatch": {
 		"internal/events", "internal/evidence", "internal/loader", "internal/session", "internal/sink", "internal/target",
+		"internal/verify",
 	},
 
 	// For tests only: nothing above may import them.
@@ -49,6 +51,7 @@ var allowed = map[string][]string{
 // pure packages do no I/O, so they may not import what does. (x/sys/unix stays
 // out of the list: it has the names of errors.)
 var pure = map[string][]string{
+	"internal/verify": {"os", "io/fs", "net", "net/http", "os/exec", "os/signal", "syscall", "log"},
 	"internal/events": {"os", "io/fs", "net", "net/http", "os/exec", "os/signal", "syscall", "log"},
 }
 
@@ -62,6 +65,7 @@ var confined = map[string][]string{
 	"github.com/cilium/ebpf":                           {"bpf/*.go", "internal/loader/*.go", "internal/testlab/*.go"},
 	"kernel.org/pub/linux/libs/security/libcap/":       {"internal/evidence/caps.go", "cmd/sockwatch/*.go"},
 	"github.com/invopop/jsonschema":                    {"internal/events/schema.go"},
+	"github.com/santhosh-tekuri/jsonschema/":           {"internal/verify/schema.go"},
 	"github.com/sockwatch/sockwatch/internal/testlab":  {},
 	"github.com/sockwatch/sockwatch/internal/archtest": {},
 }

@@ -138,6 +138,7 @@ func (o *observation) stop() []events.Event {
 			o.t.Errorf("summary says %d events of type %s, there are %d", last.Summary.Events[typ], typ, n)
 		}
 	}
+	verifies(o.t, o.mem.lines)
 	return evs
 }
 

@@ -1,0 +1,123 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sockwatch/sockwatch/internal/sink"
+	"github.com/sockwatch/sockwatch/internal/verify"
+)
+
+func verifyCommand() *cobra.Command {
+	asJSON := false
+	cmd := &cobra.Command{
+		Use:   "verify FILE...",
+		Short: "Derive again from saved evidence what it proves",
+		Long: `Derive again from saved evidence what it proves: on any machine, without root.
+
+Every line is held against the schema and its number, the summary against the
+lines, each cause against the facts in its event, the lines of each socket
+against each other, the verdict against the kernel's counters. Files of one run
+are checked together: where both ends of a connection were watched, they must
+agree on what was sent, received and acknowledged.
+
+A session that was cut short proves what its whole lines say; what is missing is
+named. A contradiction means that the file was edited or damaged, or that
+sockwatch has a defect: please report it. What the evidence does not decide is
+called undecided.
+
+The exit status is 0 if everything holds, 6 if something is missing and the rest
+holds, and 7 if the evidence contradicts itself.`,
+		Example: `  sockwatch verify run.jsonl
+  sockwatch verify client.jsonl worker.jsonl   # both ends of one run
+  sockwatch verify --json run.jsonl | jq '.files[].findings'`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return usageError("for example: sockwatch verify run.jsonl", "no file to verify")
+			}
+			return nil
+		},
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			return []string{"jsonl"}, cobra.ShellCompDirectiveFilterFileExt
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			v, c := build()
+			var files []verify.Source
+			for _, name := range args {
+				if err := regular(name); err != nil {
+					return err
+				}
+				files = append(files, verify.Source{Name: name, Open: func() (io.ReadCloser, error) { return os.Open(name) }})
+			}
+			r, err := verify.Files(files, verify.Options{Build: v + " " + c})
+			if _, ok := errors.AsType[*verify.VersionError](err); ok {
+				return fail(exitFailure, "verify it with the sockwatch that wrote it, or a newer one", "%w", err)
+			}
+			if err != nil {
+				return err
+			}
+			if err := writeReport(cmd.OutOrStdout(), r, asJSON); err != nil {
+				return err
+			}
+			switch r.Result {
+			case verify.ResultContradicts:
+				return fail(exitContradiction, "", "the evidence contradicts itself, in %d places or more: it was edited or damaged", r.Count(verify.Contradiction))
+			case verify.ResultIncomplete:
+				return fail(exitIncomplete, "", "the evidence is incomplete; what is there holds")
+			}
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON")
+	return cmd
+}
+
+// regular refuses what cannot be read twice.
+func regular(name string) error {
+	info, err := os.Stat(name)
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return fail(exitMachine, "evidence can be read by its owner only: run it with sudo", "verify %s: permission denied", name)
+	case err != nil:
+		return usageError("", "verify %s: %w", name, plainError(err))
+	case !info.Mode().IsRegular():
+		return usageError("give it as a file: it is read twice", "verify %s: not a regular file", name)
+	}
+	f, err := os.Open(name)
+	if errors.Is(err, fs.ErrPermission) {
+		return fail(exitMachine, "evidence can be read by its owner only: run it with sudo", "verify %s: permission denied", name)
+	}
+	if err != nil {
+		return fail(exitFailure, "", "verify %s: %w", name, plainError(err))
+	}
+	return f.Close()
+}
+
+// plainError is what went wrong, without the path that is named already.
+func plainError(err error) error {
+	if pe, ok := errors.AsType[*fs.PathError](err); ok {
+		return pe.Err
+	}
+	return err
+}
+
+func writeReport(w io.Writer, r *verify.Report, asJSON bool) error {
+	if asJSON {
+		enc := json.NewEncoder(w)
+		enc.SetIndent("", "  ")
+		enc.SetEscapeHTML(false)
+		return enc.Encode(r)
+	}
+	for _, line := range r.Text() {
+		if _, err := fmt.Fprintf(w, "%s\n", sink.AppendPrintable(nil, []byte(line))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
