@@ -89,6 +89,11 @@ func runScripts(t *testing.T, dir string, setup func(*testscript.Env) error) {
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("PATH", binDir+string(os.PathListSeparator)+env.Getenv("PATH"))
 			env.Setenv("PAGE", strconv.Itoa(os.Getpagesize()))
+			saved, err := filepath.Abs(filepath.Join("..", "..", "internal", "report", "testdata"))
+			if err != nil {
+				return err
+			}
+			env.Setenv("SAVED", saved) // evidence
 			if setup != nil {
 				return setup(env)
 			}

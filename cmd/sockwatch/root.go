@@ -23,6 +23,7 @@ func rootCommand(env *environment) *cobra.Command {
 	root.AddCommand(
 		markCommand(),
 		verifyCommand(),
+		explainCommand(),
 		doctorCommand(env),
 		schemaCommand(),
 		versionCommand(),

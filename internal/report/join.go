@@ -1,0 +1,175 @@
+package report
+
+import (
+	"strings"
+
+	"github.com/sockwatch/sockwatch/internal/events"
+)
+
+// slackNS allows for hooks that run a little apart: the segment of a reset may
+// arrive before its sender's hook has run.
+const slackNS = 10_000_000
+
+// join finds the other end of each connection. Two ends belong together if
+// their addresses mirror each other, they lived at the same time on the same
+// machine, and what each has of the other's bytes fits. Where several would
+// do, none is taken.
+func (ev *evidence) join() {
+	type key struct {
+		boot string
+		tuple
+	}
+	byTuple := make(map[key][]*end)
+	for _, e := range ev.ends {
+		if k := (key{e.ns.boot, e.tuple()}); k.local.Port() != 0 {
+			byTuple[k] = append(byTuple[k], e)
+		}
+	}
+	matches := make(map[*end][]*end)
+	sure := make(map[[2]*end]bool)
+	for _, a := range ev.ends {
+		for _, b := range byTuple[key{a.ns.boot, a.tuple().mirrored()}] {
+			if a == b || a.noSocket && b.noSocket || !together(a, b) {
+				continue
+			}
+			switch fits, known := sequences(a, b); {
+			case !fits:
+				a.misfits = append(a.misfits, b)
+			default:
+				matches[a] = append(matches[a], b)
+				sure[[2]*end{a, b}] = known
+			}
+		}
+	}
+	for _, a := range ev.ends {
+		found := matches[a]
+		if len(found) == 1 && len(matches[found[0]]) == 1 {
+			a.peer = found[0]
+			a.joinedBy = "addresses, time"
+			if sure[[2]*end{a, found[0]}] {
+				a.joinedBy = "addresses, time, sequence numbers"
+			}
+			continue
+		}
+		a.rivals = found
+		if len(found) == 1 {
+			// It is the other that could belong to several.
+			a.rivals, a.contested = matches[found[0]], true
+		}
+	}
+}
+
+// together reports whether two ends lived at the same time.
+func together(a, b *end) bool {
+	from := max(a.born, b.born)
+	// One that is older than the trace was there before it was seen.
+	if a.before {
+		from = b.born
+	}
+	if b.before {
+		from = a.born
+	}
+	if a.before && b.before {
+		from = 0
+	}
+	return from <= min(a.until(), b.until())+slackNS
+}
+
+// near reports whether two initial sequence numbers are the same, but for a SYN
+// that is counted or not.
+func near(a, b uint32) bool {
+	d := int32(a - b)
+	return d >= -2 && d <= 2
+}
+
+// sequences reports whether the bytes that two ends speak of can be the same:
+// whether what one sends begins where what the other receives does. known is
+// false if nothing could be compared.
+func sequences(a, b *end) (fits, known bool) {
+	fits = true
+	for _, d := range [][2]*end{{a, b}, {b, a}} {
+		from, to := d[0], d[1]
+		if from.sent.ok && to.got.ok {
+			known = true
+			fits = fits && near(from.sent.first, to.got.first)
+		}
+		if from.sent.ok && to.heard.ok {
+			known = true
+			fits = fits && int32(to.heard.first-from.sent.first) >= -2 && int32(from.sent.last-to.heard.last) >= 0
+		}
+	}
+	return fits, known
+}
+
+// matchResets finds where each RST came from that arrived.
+func (ev *evidence) matchResets() {
+	for _, e := range ev.ends {
+		var got []*line
+		for _, ls := range [][]*line{e.lines, e.loose} {
+			for _, l := range ls {
+				if l.Reset != nil && l.Reset.Direction == "received" {
+					got = append(got, l)
+				}
+			}
+		}
+		byTime(got)
+		for _, r := range got {
+			if sent := ev.sender(e, r); sent != nil {
+				ev.matched[r], ev.arrived[sent] = sent, r
+			}
+		}
+	}
+}
+
+// sender finds the RST that arrived as r at e: the last before it that looks
+// the same, if all that do are from one namespace.
+func (ev *evidence) sender(e *end, r *line) (best *line) {
+	for k, sent := range ev.resets {
+		if k.tuple != e.tuple().mirrored() || k.ns.boot != e.ns.boot || (e.peer != nil && k.ns != e.peer.ns) {
+			continue
+		}
+		for _, s := range sent {
+			switch {
+			case ev.arrived[s] != nil || s.MonoNS > r.MonoNS+slackNS || !sameReset(s, r):
+			case best != nil && best.ns() != s.ns():
+				return nil
+			case best == nil || s.MonoNS > best.MonoNS:
+				best = s
+			}
+		}
+	}
+	return best
+}
+
+// sameReset reports whether a RST that was sent can be the one received.
+func sameReset(sent, got *line) bool {
+	s, r := onWire(sent.Reset), got.Reset.Segment
+	if s == nil || r == nil {
+		return got.MonoNS+slackNS-sent.MonoNS < quickNS
+	}
+	return s.SeqStart == r.SeqStart && s.Ack == r.Ack && s.Flags == r.Flags
+}
+
+// onWire is the RST as it was sent: seen, or as the kernel makes it for the
+// segment that it answers (tcp_v4_send_reset).
+func onWire(r *events.Reset) *events.Segment {
+	switch t := r.Trigger; {
+	case r.Segment != nil:
+		return r.Segment
+	case t == nil:
+		return nil
+	case hasFlag(t.Flags, "ACK"):
+		return &events.Segment{SeqStart: t.Ack, SeqEnd: t.Ack, Flags: "RST"}
+	default:
+		return &events.Segment{Ack: t.SeqEnd, Flags: "RST,ACK"}
+	}
+}
+
+func hasFlag(flags, flag string) bool {
+	for f := range strings.SplitSeq(flags, ",") {
+		if f == flag {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,391 @@
+package report_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sockwatch/sockwatch/internal/session"
+	"github.com/sockwatch/sockwatch/internal/sink"
+	"github.com/sockwatch/sockwatch/internal/target"
+	"github.com/sockwatch/sockwatch/internal/testlab"
+)
+
+var record = flag.Bool("record", false, "observe the scenes anew and write their evidence to testdata; needs root and a minute and a half")
+
+const port = 8080
+
+// scene is two joined namespaces, called client and worker in the evidence.
+type scene struct {
+	*testlab.Pair
+	t        *testing.T
+	names    []string // real name and name in the evidence, alternating
+	sessions []*observed
+}
+
+// observed is a session that runs beside a scene.
+type observed struct {
+	file   string
+	out    bytes.Buffer
+	dir    string // of its control socket
+	cancel context.CancelFunc
+	done   chan error
+}
+
+type buffer struct{ *bytes.Buffer }
+
+func (buffer) Close() error { return nil }
+
+// newScene makes the namespaces. Nothing is watched yet.
+func newScene(t *testing.T) *scene {
+	t.Helper()
+	testlab.Privileged(t)
+	p := testlab.New(t)
+	p.PinNeighbours()
+	return &scene{Pair: p, t: t, names: []string{p.A.Name, "client", p.B.Name, "worker"}}
+}
+
+// observe watches namespaces from when it returns. The evidence goes to
+// testdata/FILE.jsonl.
+func (s *scene) observe(file string, nodes ...*testlab.Node) *observed {
+	s.t.Helper()
+	o := &observed{file: file, dir: filepath.Join(s.t.TempDir(), "control"), done: make(chan error, 1)}
+	cfg := session.Config{ControlDir: o.dir, Version: "test", Command: []string{"sockwatch"}}
+	for _, n := range nodes {
+		spec, err := target.ParseSpec(n.Name)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		cfg.Targets = append(cfg.Targets, spec)
+		cfg.Command = append(cfg.Command, "--netns", n.Name)
+	}
+	cfg.Sinks = []sink.Sink{sink.NewJSONL(buffer{&o.out})}
+	ready := make(chan struct{})
+	cfg.OnReady = func() error { close(ready); return nil }
+	ctx, cancel := context.WithCancel(context.Background())
+	o.cancel = cancel
+	go func() {
+		_, err := session.Run(ctx, cfg)
+		o.done <- err
+	}()
+	select {
+	case <-ready:
+	case err := <-o.done:
+		s.t.Fatalf("the session ended before it was ready: %v", err)
+	}
+	s.sessions = append(s.sessions, o)
+	return o
+}
+
+// mark places a mark in every session, as sockwatch mark does.
+func (s *scene) mark(kind, text string) {
+	s.t.Helper()
+	line, err := json.Marshal(map[string]any{"mark": map[string]any{
+		"text": text, "kind": kind, "mono_ns": testlab.MonoNow(), "by": "scene[1]",
+	}})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	for _, o := range s.sessions {
+		conn, err := net.Dial("unix", filepath.Join(o.dir, fmt.Sprintf("%d.sock", os.Getpid())))
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		if _, err := conn.Write(append(line, '\n')); err != nil {
+			s.t.Fatal(err)
+		}
+		answer, err := io.ReadAll(conn)
+		conn.Close()
+		if err != nil || !strings.Contains(string(answer), `"ok":true`) {
+			s.t.Fatalf("mark: %s %v", answer, err)
+		}
+	}
+}
+
+// finish ends the sessions and returns their evidence, by file, under the
+// names of the scene.
+func (s *scene) finish() map[string]string {
+	s.t.Helper()
+	files := make(map[string]string)
+	for _, o := range s.sessions {
+		o.cancel()
+		if err := <-o.done; err != nil {
+			s.t.Fatalf("session: %v", err)
+		}
+		files[o.file] += strings.NewReplacer(s.names...).Replace(o.out.String())
+	}
+	return files
+}
+
+func (s *scene) connect(l *net.TCPListener, opts ...testlab.SockOpt) (client, server *net.TCPConn) {
+	s.t.Helper()
+	client, server = s.A.Connect(s.B, l, opts...)
+	send(s.t, client, 4)
+	receive(s.t, server, 4)
+	send(s.t, server, 1)
+	receive(s.t, client, 1)
+	return client, server
+}
+
+func (s *scene) listen(opts ...testlab.SockOpt) *net.TCPListener {
+	s.t.Helper()
+	return s.B.Listen("tcp4", s.B.Addr(port).String(), opts...)
+}
+
+func send(t *testing.T, c net.Conn, n int) {
+	t.Helper()
+	if _, err := c.Write(make([]byte, n)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func receive(t *testing.T, c net.Conn, n int) {
+	t.Helper()
+	if err := c.SetReadDeadline(time.Now().Add(90 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(c, make([]byte, n)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// gone waits until the peer's end is known to be over.
+func gone(t *testing.T, c net.Conn, want error) {
+	t.Helper()
+	if err := c.SetReadDeadline(time.Now().Add(90 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, want) {
+		t.Errorf("read from a connection that ended: %v, want %v", err, want)
+	}
+}
+
+func dataTo(port uint16, nth ...int) testlab.Loss {
+	return testlab.Loss{DstPort: port, Mask: testlab.SYN, Nth: nth}
+}
+
+// scenes are what the evidence in testdata is of.
+var scenes = map[string]func(t *testing.T) map[string]string{
+	// 3 KB are sent into a network that is cut for 45 s. The other end is idle;
+	// it probes every 15 s and has a user timeout of 20 s, as grpc-go sets them.
+	"cut": func(t *testing.T) map[string]string {
+		s := newScene(t)
+		s.observe("cut-client", s.A)
+		s.observe("cut-worker", s.B)
+		l := s.listen()
+		client, server := s.connect(l)
+		if err := testlab.Set(server, testlab.UserTimeout(20*time.Second), testlab.KeepAlive(15*time.Second, 15*time.Second, 9)); err != nil {
+			t.Fatal(err)
+		}
+		s.mark("applied", "link cut")
+		begin := time.Now()
+		cut := s.Cut()
+		send(t, client, 3000)
+		time.Sleep(45*time.Second - time.Since(begin))
+		l.Close()
+		s.mark("healed", "link healed")
+		cut.Undo()
+		gone(t, client, unix.ECONNRESET)
+		return s.finish()
+	},
+
+	// The same for 4 s: a retransmission is answered, and both ends close.
+	"heal": func(t *testing.T) map[string]string {
+		s := newScene(t)
+		s.observe("heal", s.A, s.B)
+		client, server := s.connect(s.listen())
+		cut := s.Cut()
+		s.mark("applied", "link cut")
+		send(t, client, 3000)
+		time.Sleep(4 * time.Second)
+		s.mark("healed", "link healed")
+		cut.Undo()
+		receive(t, server, 3000)
+		client.Close()
+		gone(t, server, io.EOF)
+		server.Close()
+		time.Sleep(100 * time.Millisecond)
+		return s.finish()
+	},
+
+	// Every seventh segment of a transfer is lost once.
+	"lossy": func(t *testing.T) map[string]string {
+		s := newScene(t)
+		s.SmallSegments()
+		s.observe("lossy", s.A, s.B)
+		client, server := s.connect(s.listen())
+		var nth []int
+		for i := 30; i < 600; i += 70 {
+			nth = append(nth, i)
+		}
+		s.B.Lose(dataTo(port, nth...))
+		go client.Write(make([]byte, 1<<20))
+		receive(t, server, 1<<20)
+		client.Close()
+		gone(t, server, io.EOF)
+		server.Close()
+		time.Sleep(100 * time.Millisecond)
+		return s.finish()
+	},
+
+	// Nobody listens; then SYNs are lost, and SYN-ACKs.
+	"handshake": func(t *testing.T) map[string]string {
+		s := newScene(t)
+		s.observe("handshake", s.A, s.B)
+		if _, err := s.A.DialContext(t.Context(), "tcp", s.B.Addr(port).String()); !errors.Is(err, unix.ECONNREFUSED) {
+			t.Fatal(err)
+		}
+		syn := s.B.Lose(testlab.Loss{Mask: testlab.SYN | testlab.ACK, Want: testlab.SYN, Nth: []int{1, 2}})
+		l := s.listen()
+		client, _ := s.A.Connect(s.B, l)
+		syn.Undo()
+		client.Close()
+		synack := s.A.Lose(testlab.Loss{Mask: testlab.SYN | testlab.ACK, Want: testlab.SYN | testlab.ACK, Nth: []int{1}})
+		s.A.Connect(s.B, l)
+		synack.Undo()
+		return s.finish()
+	},
+
+	// Nobody reads for a while, a peer closes with data unread, another with a
+	// linger of zero.
+	"ends": func(t *testing.T) map[string]string {
+		s := newScene(t)
+		s.observe("ends", s.A, s.B)
+		l := s.listen(testlab.ReceiveBuffer(4096))
+		client, server := s.connect(l)
+		go client.Write(make([]byte, 100_000))
+		time.Sleep(2 * time.Second)
+		server.Close()
+		gone(t, client, unix.ECONNRESET)
+		client, server = s.connect(l)
+		if err := server.SetLinger(0); err != nil {
+			t.Fatal(err)
+		}
+		server.Close()
+		gone(t, client, unix.ECONNRESET)
+		// The user timeout of the end that sends.
+		client, _ = s.connect(l, testlab.UserTimeout(time.Second))
+		cut := s.Cut()
+		send(t, client, 5)
+		gone(t, client, unix.ETIMEDOUT)
+		cut.Undo()
+		return s.finish()
+	},
+
+	// Two labs with the same addresses, and the same ports.
+	"twins": func(t *testing.T) map[string]string {
+		s := newScene(t)
+		twin := testlab.NewTwin(t, s.Pair)
+		twin.PinNeighbours()
+		s.names = append(s.names, twin.A.Name, "client2", twin.B.Name, "worker2")
+		s.observe("twins", s.A, s.B, twin.A, twin.B)
+		bind := testlab.Bind(s.A.Addr(40000))
+		l, l2 := s.listen(), twin.B.Listen("tcp4", twin.B.Addr(port).String())
+		client, server := s.connect(l, bind)
+		client2, server2 := twin.A.Connect(twin.B, l2, bind)
+		s.B.Lose(dataTo(port, 1))
+		twin.B.Lose(dataTo(port, 1, 2))
+		send(t, client, 10)
+		send(t, client2, 20)
+		receive(t, server, 10)
+		receive(t, server2, 20)
+		return s.finish()
+	},
+
+	// A subflow of Multipath TCP.
+	"mptcp": func(t *testing.T) map[string]string {
+		s := newScene(t)
+		s.observe("mptcp", s.A, s.B)
+		l := s.B.ListenMPTCP("tcp4", s.B.Addr(port).String())
+		client := s.A.DialMPTCP("tcp4", s.B.Addr(port).String())
+		server, err := l.AcceptTCP()
+		if err != nil {
+			t.Fatal(err)
+		}
+		send(t, client, 4)
+		receive(t, server, 4)
+		s.B.Lose(dataTo(port, 1))
+		send(t, client, 10)
+		receive(t, server, 10)
+		return s.finish()
+	},
+
+	// The connection is older than the trace, and was being retransmitted.
+	"born-before": func(t *testing.T) map[string]string {
+		s := newScene(t)
+		client, server := s.connect(s.listen())
+		cut := s.Cut()
+		send(t, client, 3000)
+		testlab.Eventually(t, 10*time.Second, func() bool {
+			info, err := testlab.Info(client)
+			return err == nil && info.Retransmits >= 1
+		})
+		s.observe("born-before", s.A, s.B)
+		time.Sleep(time.Second)
+		cut.Undo()
+		receive(t, server, 3000)
+		return s.finish()
+	},
+
+	// A namespace ends under its connection.
+	"gone": func(t *testing.T) map[string]string {
+		s := newScene(t)
+		s.observe("gone", s.A, s.B)
+		client, server := s.connect(s.listen())
+		_ = server
+		cut := s.Cut()
+		send(t, client, 3000)
+		time.Sleep(time.Second)
+		s.B.Delete()
+		cut.Undo()
+		time.Sleep(time.Second)
+		return s.finish()
+	},
+
+	// A port is used again while the other end still has the connection before.
+	"reuse": func(t *testing.T) map[string]string {
+		s := newScene(t)
+		s.observe("reuse", s.A, s.B)
+		l := s.listen()
+		bind := testlab.Bind(s.A.Addr(40000))
+		client, _ := s.connect(l, bind)
+		cut := s.Cut()
+		if err := client.SetLinger(0); err != nil {
+			t.Fatal(err)
+		}
+		client.Close()
+		cut.Undo()
+		client, server := s.A.Connect(s.B, l, bind)
+		send(t, client, 10)
+		receive(t, server, 10)
+		return s.finish()
+	},
+}
+
+// TestRecord writes the evidence in testdata anew.
+func TestRecord(t *testing.T) {
+	if !*record {
+		t.Skip("-record is not set: the evidence in testdata is used")
+	}
+	for name, scene := range scenes {
+		t.Run(name, func(t *testing.T) {
+			for file, lines := range scene(t) {
+				if err := os.WriteFile(filepath.Join("testdata", file+".jsonl"), []byte(lines), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}

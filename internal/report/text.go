@@ -1,0 +1,126 @@
+package report
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/sockwatch/sockwatch/internal/sink"
+)
+
+// AppendText appends the report for people. No string that comes from a file
+// can drive a terminal: every line passes through [sink.AppendPrintable].
+func (r *Report) AppendText(b []byte) []byte {
+	p := printer{b: b}
+	for _, f := range r.Files {
+		for _, n := range f.notes() {
+			p.line("%s: %s", f.Name, n)
+		}
+	}
+	for _, n := range r.Notes {
+		p.line("%s", n)
+	}
+	if len(p.b) > len(b) {
+		p.blank()
+	}
+	for i := range r.Stories {
+		r.Stories[i].print(&p)
+		p.blank()
+	}
+	p.line("%s", r.conclusion())
+	return p.b
+}
+
+type printer struct{ b []byte }
+
+func (p *printer) line(format string, args ...any) {
+	p.b = append(sink.AppendPrintable(p.b, fmt.Appendf(nil, format, args...)), '\n')
+}
+
+func (p *printer) blank() { p.b = append(p.b, '\n') }
+
+// notes are what a reader must know of a file first.
+func (f *File) notes() (out []string) {
+	for _, d := range f.Damage {
+		out = append(out, d)
+	}
+	for i, s := range f.Sessions {
+		which := "the session"
+		if len(f.Sessions) > 1 {
+			which = "the " + ordinal(uint32(i+1)) + " session"
+		}
+		switch {
+		case !s.Complete && f.Cut && i == len(f.Sessions)-1:
+			out = append(out, which+" was cut short: the last line breaks off, and there is no summary")
+		case !s.Complete:
+			out = append(out, which+" was cut short: there is no summary")
+		}
+		if s.Lost > 0 {
+			out = append(out, fmt.Sprintf("%s lost %s", which, count(s.Lost, "record", "records")))
+		}
+	}
+	return out
+}
+
+func (st *Story) print(p *printer) {
+	p.line("%s", st.title())
+	p.line("  times since %s, %s", st.Zero, st.ZeroTime)
+	for _, n := range st.Notes {
+		p.line("  note: %s", n)
+	}
+	width := 0
+	for _, s := range st.Steps {
+		width = max(width, len(at(s.MonoNS, st.ZeroNS)))
+	}
+	for _, s := range st.Steps {
+		p.line("  %*s  %s", width+2, at(s.MonoNS, st.ZeroNS), s.Text)
+	}
+}
+
+// title names both ends, the one that opened the connection first.
+func (st *Story) title() string {
+	first := st.Ends[0]
+	arrow := map[string]string{RoleOpened: " → ", RoleAccepted: " ← "}[first.Role]
+	if arrow == "" {
+		arrow = " ↔ "
+	}
+	other := first.Sock.Remote.String()
+	if len(st.Ends) == 2 {
+		other = st.Ends[1].who()
+	}
+	return first.who() + arrow + other
+}
+
+func (e *End) who() string {
+	var in []string
+	if e.Owner != nil {
+		in = append(in, fmt.Sprintf("%s %d", e.Owner.Comm, e.Owner.PID))
+	}
+	if !e.Socket {
+		in = []string{"no socket"}
+	}
+	where := "in " + e.Netns.Name
+	if e.Netns.Generation > 1 {
+		where += fmt.Sprintf("/%d", e.Netns.Generation)
+	}
+	in = append(in, where)
+	if e.Sock.MPTCP {
+		in = append(in, "MPTCP subflow")
+	}
+	return fmt.Sprintf("%s (%s)", e.Sock.Local, strings.Join(in, ", "))
+}
+
+// conclusion counts.
+func (r *Report) conclusion() string {
+	n := len(r.Files)
+	files := count(uint64(n), "file", "files")
+	all := count(uint64(r.Connections), "connection", "connections")
+	switch {
+	case r.Connections == 0:
+		return "no connection in " + files
+	case r.selected:
+		return fmt.Sprintf("%s in %s: %d told as asked, %d had trouble in all", all, files, len(r.Stories), r.Troubled)
+	case r.Troubled == 0:
+		return fmt.Sprintf("%s in %s, none had trouble", all, files)
+	}
+	return fmt.Sprintf("%s in %s: %d with trouble, %d without", all, files, r.Troubled, r.Connections-r.Troubled)
+}
