@@ -217,6 +217,9 @@ int tcp_send_reset(__u64 *ctx)
 		net = skb->dev->nd_net.net;
 	if (!net || !watches(net->ns.inum))
 		return 0;
+	/* Without its addresses it says less than what the edge shows of it. */
+	if (!have_rdonly_cast && (!sk || sk->__sk_common.skc_state == TCP_LISTEN))
+		return 0;
 	r = reserve(PROG_SEND_RESET, KIND_RESET_SENT);
 	if (!r)
 		return 0;

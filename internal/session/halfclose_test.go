@@ -49,7 +49,9 @@ func TestHalfClosedReaders(t *testing.T) {
 	}
 	testlab.Eventually(t, 10*time.Second, func() bool { return len(pick(s.events(), events.TypeState, ended)) == connections })
 	evs := s.stop()
-	none(t, evs, nil, events.TypeAbort, events.TypeReset, events.TypeError)
+	none(t, evs, nil, events.TypeAbort, events.TypeError)
+	// On a slow machine an acknowledgement may find nobody left.
+	none(t, evs, func(e *events.Event) bool { return e.Reset.Socket }, events.TypeReset)
 
 	// Else this test shows nothing: some ended while their process held the lock.
 	unread := pick(evs, events.TypeState, func(e *events.Event) bool { return ended(e) && e.TCP.UnreadBytes > 1 })
