@@ -131,12 +131,12 @@ func (c *Collector) fileInfo() []File {
 			info.Damage = []string{}
 		}
 		for _, s := range f.sessions {
-			i := SessionInfo{FirstNS: s.first, LastNS: s.last, Complete: s.summary != nil, Lost: s.lost, Targets: []string{}}
+			i := SessionInfo{FirstNS: s.first, LastNS: s.last, Closed: s.summary != nil, Lost: s.lost, Targets: []string{}, Reasons: []string{}}
 			if s.header != nil {
 				i.BootID, i.Targets = s.header.BootID, append(i.Targets, s.header.Targets...)
 			}
 			if s.summary != nil {
-				i.Verdict = s.summary.Verdict.State
+				i.Verdict, i.Reasons = s.summary.Verdict.State, append(i.Reasons, s.summary.Verdict.Reasons...)
 				i.Lost = max(i.Lost, s.summary.Kernel.Lost)
 			}
 			info.Sessions = append(info.Sessions, i)
@@ -225,7 +225,11 @@ func (ev *evidence) story(ends []*end, trouble uint64, all bool, since *Since) S
 	st.Steps = t.steps
 	for i, e := range ends {
 		st.Ends = append(st.Ends, t.info(e))
-		st.Notes = append(st.Notes, t.notes(e)...)
+		for _, n := range t.notes(e) {
+			if !slices.Contains(st.Notes, n) {
+				st.Notes = append(st.Notes, n)
+			}
+		}
 		if e.abort != nil {
 			for _, s := range st.Steps {
 				if s.Ended != nil && s.Ended.First && *s.End == i {
@@ -339,14 +343,11 @@ func (t *teller) notes(e *end) (out []string) {
 		out = append(out, fmt.Sprintf("the other end, %s, is not in these files: what it did is not known", peer))
 	}
 	for _, s := range e.sessions {
-		for _, d := range s.file.damage {
-			n := fmt.Sprintf("%s is damaged: %s; what stood there is not in this story", s.file.name, d)
-			if !slices.Contains(out, n) {
-				out = append(out, n)
-			}
+		if len(s.file.damage) > 0 {
+			out = append(out, s.file.name+" is damaged: what stood there may be missing from this story")
 		}
 		if s.summary != nil && s.summary.Verdict.State == "incomplete" {
-			out = append(out, fmt.Sprintf("%s is incomplete: %s", s.file.name, strings.Join(s.summary.Verdict.Reasons, "; ")))
+			out = append(out, s.file.name+" says itself that it is incomplete: what it misses may be missing from this story")
 		}
 	}
 	return out

@@ -35,13 +35,14 @@ type File struct {
 
 // SessionInfo is one session of a file.
 type SessionInfo struct {
-	BootID   string   `json:"boot_id"`
-	Targets  []string `json:"targets"`
-	FirstNS  uint64   `json:"first_mono_ns"`
-	LastNS   uint64   `json:"last_mono_ns"`
-	Complete bool     `json:"complete"`
-	Lost     uint64   `json:"lost"`
-	Verdict  string   `json:"verdict"`
+	BootID  string   `json:"boot_id"`
+	Targets []string `json:"targets"`
+	FirstNS uint64   `json:"first_mono_ns"`
+	LastNS  uint64   `json:"last_mono_ns"`
+	Closed  bool     `json:"closed"`
+	Lost    uint64   `json:"lost"`
+	Verdict string   `json:"verdict"`
+	Reasons []string `json:"reasons"`
 }
 
 // Line names a line of a file.

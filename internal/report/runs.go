@@ -13,8 +13,6 @@ type run struct {
 
 func (r *run) from() uint64 { return r.lines[0].MonoNS }
 
-func (r *run) stallNS() uint64 { return r.rec.Recovered.StalledUs * 1000 }
-
 // runsOf divides the retransmissions of an end into runs.
 func runsOf(e *end) []run {
 	var out []run

@@ -724,7 +724,14 @@ func (t *teller) unaware(e *end, l, rst *line, r *Reset) {
 	if r != nil && r.Arrived == ArrivedUnknown {
 		s.Text = fmt.Sprintf("whether %s learned of it is not known; %s", t.endOf(p), until)
 	}
-	s.Lines = append(s.Lines, p.lastLine().ref())
+	switch {
+	case p.abort != nil:
+		s.Lines = append(s.Lines, p.abort.ref())
+	case p.closing != nil:
+		s.Lines = append(s.Lines, p.closing.ref())
+	default:
+		s.Lines = append(s.Lines, p.lastLine().ref())
+	}
 	t.add(s)
 }
 

@@ -40,21 +40,21 @@ func (p *printer) blank() { p.b = append(p.b, '\n') }
 
 // notes are what a reader must know of a file first.
 func (f *File) notes() (out []string) {
-	for _, d := range f.Damage {
-		out = append(out, d)
-	}
+	out = append(out, f.Damage...)
 	for i, s := range f.Sessions {
 		which := "the session"
 		if len(f.Sessions) > 1 {
 			which = "the " + ordinal(uint32(i+1)) + " session"
 		}
 		switch {
-		case !s.Complete && f.Cut && i == len(f.Sessions)-1:
+		case !s.Closed && f.Cut && i == len(f.Sessions)-1:
 			out = append(out, which+" was cut short: the last line breaks off, and there is no summary")
-		case !s.Complete:
+		case !s.Closed:
 			out = append(out, which+" was cut short: there is no summary")
 		}
-		if s.Lost > 0 {
+		if s.Verdict == "incomplete" {
+			out = append(out, fmt.Sprintf("%s is incomplete: %s", which, strings.Join(s.Reasons, "; ")))
+		} else if s.Lost > 0 {
 			out = append(out, fmt.Sprintf("%s lost %s", which, count(s.Lost, "record", "records")))
 		}
 	}
