@@ -17,7 +17,7 @@ const (
 
 	// How long after one end something must hold at the other: hooks stamp a
 	// line at their beginning, on processors whose clocks are one.
-	margin = uint64(time.Millisecond)
+	margin = uint64(100 * time.Microsecond)
 
 	// How far apart the two sightings of one reset may be stamped: the line of
 	// the one who sends waits for a process that holds the socket's lock.

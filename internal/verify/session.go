@@ -32,7 +32,9 @@ type session struct {
 	summaryLine int
 	summarySeq  uint64
 
-	want, other uint64 // the next seq, and what it is if the last jump was one wrong number
+	want  uint64 // the next seq
+	other uint64 // what it is too if the line before had one wrong number
+	after uint64 // the seq after that of the line before
 
 	latest     uint64 // mono_ns
 	latestLine int
@@ -48,8 +50,16 @@ type session struct {
 	before     lineBefore
 	open       []*end
 
+	kept map[like]int // findings so far
+
 	// What contradicts the rest only if no record was lost.
 	doubtful []Finding
+}
+
+// like is what findings have in common that are not all told.
+type like struct {
+	Level
+	Check
 }
 
 type namespace struct {
@@ -70,6 +80,7 @@ func newSession(f *fileCheck, e *events.Event, line int, sum *events.Summary) *s
 	s := &session{
 		f: f, nth: len(f.out.Sessions) + 1, header: e.Session, want: 1,
 		namespaces: make(map[events.Netns]*namespace), socks: make(map[sockKey]*sock), lone: make(map[loneKey][]resetSeen),
+		kept: make(map[like]int),
 	}
 	s.first = events.Event{Seq: e.Seq, Type: e.Type, MonoNS: e.MonoNS, Time: e.Time}
 	s.out = &Session{
@@ -100,13 +111,8 @@ func (s *session) find(l Level, c Check, line int, seq uint64, format string, ar
 }
 
 func (s *session) keep(f Finding) {
-	like := 0
-	for i := range s.f.out.Findings {
-		if o := &s.f.out.Findings[i]; o.Session == f.Session && o.Check == f.Check && o.Level == f.Level {
-			like++
-		}
-	}
-	if like >= maxLike {
+	kind := like{f.Level, f.Check}
+	if s.kept[kind]++; s.kept[kind] > maxLike {
 		s.out.Omitted[f.Check]++
 		return
 	}
@@ -145,8 +151,7 @@ func (s *session) twin(all []*session) {
 // unreadable counts a line that is no event: it had a number all the same.
 func (s *session) unreadable() {
 	s.out.Lines++
-	s.other = s.want
-	s.want++
+	s.other, s.want, s.after = s.want, s.want+1, 0
 	s.expect = nil
 	s.before = lineBefore{}
 }
@@ -178,13 +183,13 @@ func (s *session) add(e *events.Event, line int) {
 // number holds seq against the line before.
 func (s *session) number(e *events.Event) {
 	got, want := e.Seq, s.want
+	follows := got == s.after
+	s.after = got + 1
 	switch {
-	case got == want:
+	case got == want, got == s.other:
 		s.want, s.other = got+1, 0
-		return
-	case got == s.other:
-		s.want, s.other = got+1, 0
-		return
+	case follows: // the line before, which was said to be wrong here
+		s.want, s.other = max(want, got+1), 0
 	case got > want:
 		n := got - want
 		s.contradicts(CheckNumbering, e, "seq is %d where %d has to follow: %s missing, or moved", got, want, plural(n, "line is", "lines are"))
@@ -192,9 +197,6 @@ func (s *session) number(e *events.Event) {
 	default:
 		s.contradicts(CheckNumbering, e, "seq is %d where %d has to follow: a line was put in, copied, moved or its number changed", got, want)
 		s.other = want + 1
-	}
-	if e.Session != nil {
-		s.other = 0
 	}
 }
 
@@ -304,7 +306,7 @@ func (s *session) over() {
 	} else {
 		s.find(Incomplete, CheckNumbering, s.out.LastLine, s.out.LastSeq,
 			"the session was cut short, it has no summary: its whole lines hold up to seq %d at %s; what was lost in its last second, what the kernel counted and the verdict are not known",
-			s.out.LastSeq, events.WallTime(int64(s.latest)+s.clock.last().offset))
+			s.out.LastSeq, s.wall(s.latest))
 	}
 	lossy := s.lossy()
 	for _, f := range s.doubtful {
@@ -315,6 +317,14 @@ func (s *session) over() {
 		s.keep(f)
 	}
 	s.doubtful, s.socks = nil, nil
+}
+
+// wall is the wall time of mono_ns, by the last pair.
+func (s *session) wall(mono uint64) events.WallTime {
+	if len(s.clock.pairs) == 0 {
+		return s.first.Time + events.WallTime(mono-s.first.MonoNS)
+	}
+	return events.WallTime(int64(mono) + s.clock.last().offset)
 }
 
 // lossy says why records may be missing, or "".

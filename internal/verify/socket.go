@@ -229,8 +229,11 @@ func (s *session) retransmitLine(k *sock, e *events.Event) {
 	var una uint32
 	if t := e.TCP; t != nil {
 		una = t.SndUna
-		if int32(r.SeqStart-t.SndUna) < 0 || int32(t.SndNxt-r.SeqEnd) < 0 {
+		switch {
+		case int32(r.SeqStart-t.SndUna) < 0 || int32(t.SndNxt-r.SeqEnd) < 0:
 			s.contradicts(CheckSockets, e, "%d to %d was sent again, but only %d to %d can be", r.SeqStart, r.SeqEnd, t.SndUna, t.SndNxt)
+		case (r.Cause == "rto" || r.Cause == "syn") && r.SeqStart != t.SndUna:
+			s.contradicts(CheckSockets, e, "the timer sent %d again, the first that is not acknowledged is %d", r.SeqStart, t.SndUna)
 		}
 	}
 	if k.run.active && una != k.run.una {

@@ -53,6 +53,10 @@ func Files(sources []Source, opt Options) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
+	return files(schema, sources, opt)
+}
+
+func files(schema *validator, sources []Source, opt Options) (*Report, error) {
 	v := &verifier{opt: opt, schema: schema, report: &Report{Files: []*File{}, Findings: []Finding{}}, ends: newEnds()}
 	for _, src := range sources {
 		if err := v.file(src); err != nil {
