@@ -134,6 +134,10 @@ func TestCutFile(t *testing.T) {
 		"client's end retransmitted 5 times", "what became of client's end is not known: client.jsonl breaks off here, without a summary; when last seen it was ESTABLISHED with 3000 bytes not acknowledged")
 	hasNot(t, told, "still open when", "no acknowledgement;")
 
+	// Cut between the end and its reason.
+	_, told = tell(t, report.Options{}, file{"client.jsonl", text[:strings.Index(text, `"type":"abort"`)]})
+	has(t, told, "client's end received a RST", "client's end went from ESTABLISHED to CLOSE, and no line says why: client.jsonl breaks off before that")
+
 	// Both ends, one of them cut: its silence is no evidence.
 	_, told = tell(t, report.Options{}, file{"client.jsonl", text[:i]}, file{"worker.jsonl", read(t, "cut-worker")})
 	has(t, told, "worker's end gave up first", "whether client's end learned of it is not known")

@@ -1,6 +1,7 @@
 package report_test
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"testing"
@@ -40,6 +41,14 @@ func TestGolden(t *testing.T) {
 				t.Fatal(err)
 			}
 			golden(t, tt.name+".txt", r.AppendText(nil))
+			if tt.name != "cut" {
+				return
+			}
+			j, err := json.MarshalIndent(r, "", "  ")
+			if err != nil {
+				t.Fatal(err)
+			}
+			golden(t, tt.name+".json", append(j, '\n'))
 		})
 	}
 }

@@ -126,7 +126,7 @@ type Step struct {
 	Retransmissions *Retransmissions  `json:"retransmissions,omitempty"`
 	Probes          *Probes           `json:"probes,omitempty"`
 	Recovered       *events.Recovered `json:"recovered,omitempty"`
-	Ended           *Ended            `json:"ended,omitempty"`
+	Ended           *Ended            `json:"abort,omitempty"`
 	Reset           *Reset            `json:"reset,omitempty"`
 	Arrival         *events.Arrival   `json:"arrival,omitempty"`
 	Error           *events.Error     `json:"error,omitempty"`

@@ -461,7 +461,10 @@ func (t *teller) closing(e *end, l *line) {
 		case "FIN_WAIT1":
 			s.Text = t.endOf(e) + " closed after its FIN; that it was acknowledged was not seen"
 		default:
-			s.Text = fmt.Sprintf("%s left %s for CLOSE, and no line says why: an abort is missing", t.endOf(e), st.Old)
+			s.Text = fmt.Sprintf("%s went from %s to CLOSE, and no line says why", t.endOf(e), st.Old)
+			if l.s.summary == nil {
+				s.Text += fmt.Sprintf(": %s breaks off before that", l.s.file.name)
+			}
 		}
 		t.add(s)
 		t.breaks = append(t.breaks, l.MonoNS)
