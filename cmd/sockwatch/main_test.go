@@ -81,6 +81,10 @@ func withNetns(t *testing.T) func(*testscript.Env) error {
 }
 
 func runScripts(t *testing.T, dir string, setup func(*testscript.Env) error) {
+	recorded, err := filepath.Abs("../../internal/verify/testdata")
+	if err != nil {
+		t.Fatal(err)
+	}
 	testscript.Run(t, testscript.Params{
 		Dir:                 dir,
 		RequireExplicitExec: true,
@@ -89,6 +93,7 @@ func runScripts(t *testing.T, dir string, setup func(*testscript.Env) error) {
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("PATH", binDir+string(os.PathListSeparator)+env.Getenv("PATH"))
 			env.Setenv("PAGE", strconv.Itoa(os.Getpagesize()))
+			env.Setenv("EVIDENCE", recorded)
 			saved, err := filepath.Abs(filepath.Join("..", "..", "internal", "report", "testdata"))
 			if err != nil {
 				return err
