@@ -1,6 +1,7 @@
 package evidence
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -411,39 +412,53 @@ func TestConclude(t *testing.T) {
 		{"all well", events.Counts{Produced: 9, Read: 9}, []events.NamespaceCounts{gen(Complete, 0)}, events.Verdict{State: Complete}, "complete"},
 		{"nothing watched", events.Counts{}, nil, events.Verdict{State: Unprovable, Reasons: []string{"no namespace was watched"}}, ""},
 		{
-			"records lost", events.Counts{Produced: 9, Read: 6, Lost: 3},
+			"records lost",
+			events.Counts{Produced: 9, Read: 6, Lost: 3},
 			[]events.NamespaceCounts{gen(Complete, 0)},
-			events.Verdict{State: Incomplete, By: 3, Reasons: []string{"3 of 9 records were lost"}}, "unprovable",
+			events.Verdict{State: Incomplete, By: 3, Reasons: []string{"3 of 9 records were lost"}},
+			"unprovable",
 		},
 		{
-			"lost and counted", events.Counts{Produced: 9, Read: 6, Lost: 3},
+			"lost and counted",
+			events.Counts{Produced: 9, Read: 6, Lost: 3},
 			[]events.NamespaceCounts{gen(Incomplete, 5, "RetransSegs: five")},
-			events.Verdict{State: Incomplete, By: 5, Reasons: []string{"3 of 9 records were lost", "controlplane: RetransSegs: five"}}, "incomplete",
+			events.Verdict{State: Incomplete, By: 5, Reasons: []string{"3 of 9 records were lost", "controlplane: RetransSegs: five"}},
+			"incomplete",
 		},
 		{
-			"missed", events.Counts{Missed: 2},
+			"missed",
+			events.Counts{Missed: 2},
 			[]events.NamespaceCounts{gen(Complete, 0)},
-			events.Verdict{State: Incomplete, By: 2, Reasons: []string{"hooks fired 2 times while their program was running already"}}, "unprovable",
+			events.Verdict{State: Incomplete, By: 2, Reasons: []string{"hooks fired 2 times while their program was running already"}},
+			"unprovable",
 		},
 		{
-			"unaccounted for", events.Counts{Unaccounted: -1},
+			"unaccounted for",
+			events.Counts{Unaccounted: -1},
 			[]events.NamespaceCounts{gen(Complete, 0)},
-			events.Verdict{State: Incomplete, By: 1, Reasons: []string{"-1 records are unaccounted for"}}, "unprovable",
+			events.Verdict{State: Incomplete, By: 1, Reasons: []string{"-1 records are unaccounted for"}},
+			"unprovable",
 		},
 		{
-			"two generations", events.Counts{},
+			"two generations",
+			events.Counts{},
 			[]events.NamespaceCounts{gen(Incomplete, 1, "OutRsts: ..."), second},
-			events.Verdict{State: Incomplete, By: 3, Reasons: []string{"controlplane: OutRsts: ...", "controlplane/2: RetransSegs: ..."}}, "incomplete incomplete",
+			events.Verdict{State: Incomplete, By: 3, Reasons: []string{"controlplane: OutRsts: ...", "controlplane/2: RetransSegs: ..."}},
+			"incomplete incomplete",
 		},
 		{
-			"foreign", events.Counts{Foreign: 4},
+			"foreign",
+			events.Counts{Foreign: 4},
 			[]events.NamespaceCounts{gen(Complete, 0)},
-			events.Verdict{State: Unprovable, Reasons: []string{"4 records belonged to no watched namespace"}}, "complete",
+			events.Verdict{State: Unprovable, Reasons: []string{"4 records belonged to no watched namespace"}},
+			"complete",
 		},
 		{
-			"one cannot be told", events.Counts{},
+			"one cannot be told",
+			events.Counts{},
 			[]events.NamespaceCounts{gen(Complete, 0), gen(Unprovable, 0, "why")},
-			events.Verdict{State: Unprovable, Reasons: []string{"controlplane: why"}}, "complete unprovable",
+			events.Verdict{State: Unprovable, Reasons: []string{"controlplane: why"}},
+			"complete unprovable",
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -629,7 +644,7 @@ func TestJudge(t *testing.T) {
 		}
 	}
 
-	if _, _, err := Judge(whole[:len(whole)-1]); err != ErrNoFooter {
+	if _, _, err := Judge(whole[:len(whole)-1]); !errors.Is(err, ErrNoFooter) {
 		t.Errorf("cut short: %v", err)
 	}
 	if _, _, err := Judge(whole[1:]); err == nil {

@@ -75,10 +75,9 @@ func sourceURIs(text string) (uris []string) {
 
 // Archive is Debian's, as seen through an apt configuration of our own.
 type Archive struct {
-	dir    string
-	log    io.Writer
-	names  []string // of every package
-	series map[string]string
+	dir   string
+	log   io.Writer
+	names []string // of every package
 }
 
 // OpenArchive prepares the configuration in dir and brings its lists up to date.

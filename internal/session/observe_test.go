@@ -21,8 +21,6 @@ type memory struct {
 	mu    sync.Mutex
 	lines [][]byte
 	all   []events.Event
-	check func([]byte) error
-	err   error
 }
 
 func (m *memory) Write(e *events.Event) error {

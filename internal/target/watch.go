@@ -166,7 +166,7 @@ func Watch(ctx context.Context, specs []Spec, o Options) (*Watcher, error) {
 		w.watchExit(ctx, t)
 	}
 	w.wg.Go(func() {
-		wait(w.mounts, func() bool {
+		_ = wait(w.mounts, func() bool { // ends when it is closed
 			select {
 			case w.mounted <- struct{}{}:
 			default: // a check is due anyway

@@ -478,7 +478,7 @@ func freePID(t *testing.T) string {
 }
 
 // startAs starts a process with the given pid.
-func startAs(t *testing.T, pid, ns string) {
+func startAs(t *testing.T, pid, _ string) {
 	t.Helper()
 	n, _ := strconv.Atoi(pid)
 	was, err := os.ReadFile(lastPID)

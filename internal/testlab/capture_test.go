@@ -36,7 +36,7 @@ func converse(t *testing.T, from, to *Node, addr string, data []byte) (client, s
 	if err := errors.Join(<-written, s.Close()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Read(make([]byte, 1)); err != io.EOF {
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		t.Fatalf("read returned %v, want EOF", err)
 	}
 	return c.LocalAddr().(*net.TCPAddr).AddrPort(), c.RemoteAddr().(*net.TCPAddr).AddrPort()
@@ -281,7 +281,7 @@ func TestWritePcapng(t *testing.T) {
 			t.Errorf("packet %d: sequence %d, want %d", i, got, pkt.Seq)
 		}
 	}
-	if _, _, err := r.ReadPacketData(); err != io.EOF {
+	if _, _, err := r.ReadPacketData(); !errors.Is(err, io.EOF) {
 		t.Errorf("after %d packets: %v", len(packets), err)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -94,7 +95,7 @@ func run() (int, error) {
 	if plan.Lockdown {
 		state, err := os.ReadFile("/sys/kernel/security/lockdown")
 		if err != nil || !bytes.Contains(state, []byte("[confidentiality]")) {
-			return 0, fmt.Errorf("the machine is not locked down for confidentiality: %q %v", state, err)
+			return 0, fmt.Errorf("the machine is not locked down for confidentiality: %q %w", state, err)
 		}
 	}
 	status := 0
@@ -150,7 +151,8 @@ func runTest(t kernelstest.Test) (code int) {
 	err := cmd.Run()
 	if err != nil {
 		code = 1
-		if exit, ok := err.(*exec.ExitError); ok && exit.ExitCode() > 0 {
+		var exit *exec.ExitError
+		if errors.As(err, &exit) && exit.ExitCode() > 0 {
 			code = exit.ExitCode()
 		}
 	}
@@ -158,7 +160,7 @@ func runTest(t kernelstest.Test) (code int) {
 	w := bufio.NewWriter(report)
 	if code != 0 {
 		fmt.Fprintf(w, "%s: %v\n", t.Name, err)
-		io.Copy(w, &out)
+		_, _ = w.Write(out.Bytes()) // the serial port; what is lost shows as a missing line
 		fmt.Fprintln(w)
 	} else {
 		verdicts(w, out.String())
@@ -181,7 +183,7 @@ func verdicts(w io.Writer, out string) {
 		case len(f) == 4 && f[0] == "---" && f[1] == "SKIP:":
 			fmt.Fprintf(w, "%s: %s\n", strings.TrimRight(line, "\n"), said[f[2]])
 		case len(f) == 4 && f[0] == "---":
-			io.WriteString(w, line)
+			fmt.Fprint(w, line)
 		default:
 			said[name] = strings.TrimSpace(line)
 		}
