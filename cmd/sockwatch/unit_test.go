@@ -111,8 +111,8 @@ func TestClassify(t *testing.T) {
 			t.Errorf("row %d of the table is for status %d", i, e.status)
 		}
 	}
-	if len(exitTable) != exitIncomplete+1 {
-		t.Errorf("%d statuses documented of %d", len(exitTable), exitIncomplete+1)
+	if len(exitTable) != exitContradiction+1 {
+		t.Errorf("%d statuses documented of %d", len(exitTable), exitContradiction+1)
 	}
 }
 

@@ -61,7 +61,7 @@ var pure = map[string][]string{
 // heavy, or will be replaced.
 var confined = map[string][]string{
 	"github.com/docker/docker/":                        {"internal/target/docker.go", "internal/testlab/docker.go"},
-	"github.com/vishvananda/netns":                     {"internal/target/namespace.go", "internal/testlab/netns.go"},
+	"github.com/vishvananda/netns":                     {"internal/target/namespace.go", "internal/testlab/netns.go", "internal/testlab/docker.go"},
 	"github.com/spf13/cobra":                           {"cmd/sockwatch/*.go"},
 	"github.com/coreos/go-systemd/":                    {"internal/session/session.go"},
 	"github.com/cilium/ebpf":                           {"bpf/*.go", "internal/loader/*.go", "internal/testlab/*.go"},
