@@ -34,7 +34,8 @@ test: ## Run every test; needs root, installs what is missing (apt)
 		echo 'make test needs root, to make network namespaces and to load BPF programs: sudo make test' >&2; \
 		echo '($(GO) test ./... runs what needs none)' >&2; exit 1; }
 	@hack/install-deps.sh test
-	$(GO) test -race -count=1 -timeout 15m $(TESTFLAGS) ./...
+	@# One package at a time: several time the kernel against packets.
+	$(GO) test -race -count=1 -p 1 -timeout 15m $(TESTFLAGS) ./...
 
 .PHONY: test-kernels
 test-kernels: ## Run the tests on kernels from 5.10 on, in qemu; takes 15 minutes, KERNELS=5.10,6.12 fewer

@@ -297,18 +297,33 @@ func (o *Observer) Watch(inode uint32, cookie uint64) (*Watch, error) {
 const (
 	priorityFirst = -1<<31 + 1
 	priorityLast  = 1<<31 - 2
+
+	// The kernel gives each priority to one BPF program.
+	maxNeighbours = 64
 )
 
 func (w *Watch) attachNetfilter() error {
 	const localIn, localOut = 1, 3 // enum nf_inet_hooks
 	for _, family := range []link.NetfilterProtocolFamily{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
 		for hook, priority := range map[link.NetfilterInetHook]int32{localIn: priorityLast, localOut: priorityFirst} {
-			l, err := link.AttachNetfilter(link.NetfilterOptions{
-				Program:        w.o.wire.Programs["wire_netfilter"],
-				ProtocolFamily: family,
-				Hook:           hook,
-				Priority:       priority,
-			})
+			step := int32(1)
+			if priority > 0 {
+				step = -1
+			}
+			var l link.Link
+			var err error
+			for range maxNeighbours {
+				l, err = link.AttachNetfilter(link.NetfilterOptions{
+					Program:        w.o.wire.Programs["wire_netfilter"],
+					ProtocolFamily: family,
+					Hook:           hook,
+					Priority:       priority,
+				})
+				if !errors.Is(err, unix.EBUSY) {
+					break
+				}
+				priority += step // another observer's
+			}
 			if errors.Is(err, unix.EAFNOSUPPORT) && family == unix.NFPROTO_IPV6 {
 				continue // no IPv6 on this machine
 			}
