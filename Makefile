@@ -46,7 +46,7 @@ test-kernels: ## Run the tests on kernels from 5.10 on, in qemu; takes 15 minute
 lint: ## Check style: golangci-lint and clang-format
 	@golangci-lint version 2>/dev/null | grep -q 'version v\?$(GOLANGCI_VERSION)' || { \
 		echo 'make lint needs golangci-lint $(GOLANGCI_VERSION): hack/install-deps.sh lint' >&2; exit 1; }
-	golangci-lint run ./...
+	golangci-lint run --allow-parallel-runners ./...
 	clang-format --dry-run -Werror bpf/*.c bpf/*.h
 
 .PHONY: fmt
