@@ -177,6 +177,8 @@ type end struct {
 	peer      *end
 	joinedBy  string
 	rivals    []*end // those that could be its peer, if there are several
+	host      *end   // without a socket: the end whose segments came here, though its peer is elsewhere
+	visitors  []*end // the other way round
 	contested bool   // the rivals are of its only match
 	misfits   []*end // those with its addresses whose sequence numbers do not fit
 	index     int    // in its story
@@ -219,14 +221,19 @@ type evidence struct {
 	ends    []*end
 	marks   []*line
 	targets []*line
-	resets  map[nsTuple][]*line // sent
-	matched map[*line]*line     // RST received -> RST sent
-	arrived map[*line]*line     // the other way round
+	resets  map[bootTuple][]*line // sent, in whatever namespace
+	matched map[*line]*line       // RST received -> RST sent
+	arrived map[*line]*line       // the other way round
 	notes   []string
 }
 
 type nsTuple struct {
 	ns nsKey
+	tuple
+}
+
+type bootTuple struct {
+	boot string
 	tuple
 }
 
@@ -237,7 +244,7 @@ type sockKey struct {
 
 // collect sorts what was added into ends.
 func (c *Collector) collect() *evidence {
-	ev := &evidence{resets: make(map[nsTuple][]*line), matched: make(map[*line]*line), arrived: make(map[*line]*line)}
+	ev := &evidence{resets: make(map[bootTuple][]*line), matched: make(map[*line]*line), arrived: make(map[*line]*line)}
 	ev.notes = c.passOver()
 	socks := make(map[sockKey][]*line)
 	var keys []sockKey
@@ -272,7 +279,7 @@ func (c *Collector) collect() *evidence {
 					socks[k] = append(socks[k], l)
 				}
 				if l.Reset != nil && l.Reset.Direction == "sent" && l.Sock != nil && l.Netns != nil && !s.passed[l.ns()] {
-					k := nsTuple{l.ns(), tuple{l.Sock.Local, l.Sock.Remote}}
+					k := bootTuple{s.boot(), tuple{l.Sock.Local, l.Sock.Remote}}
 					ev.resets[k] = append(ev.resets[k], l)
 				}
 			}

@@ -3,11 +3,11 @@ package report_test
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -46,8 +46,10 @@ func TestDocs(t *testing.T) {
 			if err := json.Unmarshal(golden, &r); err != nil {
 				t.Fatal(err)
 			}
-			n := 0
-			fmt.Sscan(string(m[3]), &n)
+			n, err := strconv.Atoi(string(m[3]))
+			if err != nil {
+				t.Fatal(err)
+			}
 			var out bytes.Buffer
 			if err := json.Indent(&out, r.Stories[0].Steps[n], "", "  "); err != nil {
 				t.Fatal(err)

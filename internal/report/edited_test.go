@@ -187,11 +187,54 @@ func TestGenerations(t *testing.T) {
 	)
 	r, text := tell(t, report.Options{}, file{"client.jsonl", lines(client)}, file{"worker.jsonl", lines(kept)})
 	has(t, text, "worker was no longer watched (container stopped): what worker's end did from here on was not seen",
-		"worker came back as another namespace (container started); nothing was seen of it for 1 s", "client's end was reset: it accepted a RST sent by worker (NO_SOCKET)")
+		"worker came back as another namespace (container started); nothing was seen of it for 1 s",
+		"the 9th retransmission (rto) of client's end reached worker/2 and found no socket", "client's end was reset: it accepted a RST sent by worker/2 (NO_SOCKET)", "1 connection in 2 files")
 	hasNot(t, text, "worker's end gave up", "had received none")
 	if end := r.Stories[0].Ends[1]; end.Ending != report.EndingGone || end.EndedNS != at || r.Stories[0].Ends[0].EndedNS != last.MonoNS {
 		t.Errorf("ends: %+v", r.Stories[0].Ends)
 	}
+}
+
+// A RST that arrives and is not accepted tells the other end nothing.
+func TestResetNotAccepted(t *testing.T) {
+	client, worker := parse(t, "cut-client"), parse(t, "cut-worker")
+	_, sent := first(t, worker, ofType(events.TypeReset))
+	_, r := first(t, client, ofType(events.TypeReset))
+	got := *r
+	sock := *r.Sock
+	sock.Cookie = 0
+	got.MonoNS, got.Sock, got.TCP, got.Owner = sent.MonoNS+50_000, &sock, nil, nil
+	got.Reset = &events.Reset{Direction: "received", Segment: sent.Reset.Segment, SeenBy: "wire"}
+	client = insert(client, &got)
+	_, text := tell(t, report.Options{}, file{"client.jsonl", lines(client)}, file{"worker.jsonl", lines(worker)})
+	has(t, text, "client's end did not learn of it: the RST arrived in client, but no socket accepted it, and it stayed open for 24.6 s more",
+		"a RST arrived in client that no socket accepted; client's end stays open", "accepted a RST sent by worker (NO_SOCKET)")
+	hasNot(t, text, "was not seen to arrive in client, and")
+}
+
+// Both ends in one namespace are told apart by their addresses.
+func TestLoopback(t *testing.T) {
+	evs := parse(t, "ends")
+	_, e := first(t, evs, func(e *events.Event) bool { return e.Netns != nil && e.Netns.Name == "client" })
+	ns := *e.Netns
+	for _, e := range evs {
+		if e.Netns != nil {
+			e.Netns = &ns
+		}
+	}
+	_, text := tell(t, report.Options{}, file{"ends.jsonl", lines(evs)})
+	has(t, text, "198.18.9.2:8080's end was closed by its process with 4344 bytes unread", "3 connections in 1 file",
+		"'s end was reset: it accepted a RST sent by 198.18.9.2:8080's end (TCP_ABORT_ON_CLOSE)", "all of them arrived in 198.18.9.2:8080")
+}
+
+// A request that is never accepted has no socket.
+func TestNeverAccepted(t *testing.T) {
+	evs := slices.DeleteFunc(parse(t, "handshake"), func(e *events.Event) bool {
+		return e.Sock != nil && (e.Netns.Name == "client" || e.Sock.Cookie != 0 || e.Retransmit == nil)
+	})
+	_, text := tell(t, report.Options{}, file{"handshake.jsonl", lines(evs)})
+	has(t, text, "198.18.3.2:8080 (no socket, in worker) ← 198.18.3.1:56692",
+		"worker retransmitted its SYN-ACK 2 times until +0.000 s, 1 of them because the SYN came again; the next was due 2 s after the last; no connection came of it")
 }
 
 // Without sequence numbers, namespaces with the same addresses cannot be told

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/sockwatch/sockwatch/internal/events"
@@ -15,20 +16,16 @@ const slackNS = 10_000_000
 // machine, and what each has of the other's bytes fits. Where several would
 // do, none is taken.
 func (ev *evidence) join() {
-	type key struct {
-		boot string
-		tuple
-	}
-	byTuple := make(map[key][]*end)
+	byTuple := make(map[bootTuple][]*end)
 	for _, e := range ev.ends {
-		if k := (key{e.ns.boot, e.tuple()}); k.local.Port() != 0 {
+		if k := (bootTuple{e.ns.boot, e.tuple()}); k.local.Port() != 0 {
 			byTuple[k] = append(byTuple[k], e)
 		}
 	}
 	matches := make(map[*end][]*end)
 	sure := make(map[[2]*end]bool)
 	for _, a := range ev.ends {
-		for _, b := range byTuple[key{a.ns.boot, a.tuple().mirrored()}] {
+		for _, b := range byTuple[bootTuple{a.ns.boot, a.tuple().mirrored()}] {
 			if a == b || a.noSocket && b.noSocket || !together(a, b) {
 				continue
 			}
@@ -41,9 +38,17 @@ func (ev *evidence) join() {
 			}
 		}
 	}
+	// Where there is a socket, a place without one is not its rival.
+	sockets := func(a *end) []*end {
+		real := slices.DeleteFunc(slices.Clone(matches[a]), func(b *end) bool { return b.noSocket })
+		if len(real) > 0 {
+			return real
+		}
+		return matches[a]
+	}
 	for _, a := range ev.ends {
-		found := matches[a]
-		if len(found) == 1 && len(matches[found[0]]) == 1 {
+		found := sockets(a)
+		if len(found) == 1 && slices.Equal(sockets(found[0]), []*end{a}) {
 			a.peer = found[0]
 			a.joinedBy = "addresses, time"
 			if sure[[2]*end{a, found[0]}] {
@@ -54,7 +59,13 @@ func (ev *evidence) join() {
 		a.rivals = found
 		if len(found) == 1 {
 			// It is the other that could belong to several.
-			a.rivals, a.contested = matches[found[0]], true
+			a.rivals, a.contested = sockets(found[0]), true
+		}
+	}
+	for _, a := range ev.ends {
+		if found := matches[a]; a.noSocket && a.peer == nil && len(found) == 1 && found[0].peer != nil && !found[0].peer.noSocket {
+			a.host = found[0]
+			a.host.visitors = append(a.host.visitors, a)
 		}
 	}
 }
@@ -122,21 +133,20 @@ func (ev *evidence) matchResets() {
 }
 
 // sender finds the RST that arrived as r at e: the last before it that looks
-// the same, if all that do are from one namespace.
+// the same. Where they are from several namespaces, it has to be the peer's.
 func (ev *evidence) sender(e *end, r *line) (best *line) {
-	for k, sent := range ev.resets {
-		if k.tuple != e.tuple().mirrored() || k.ns.boot != e.ns.boot || (e.peer != nil && k.ns != e.peer.ns) {
+	several := false
+	for _, s := range ev.resets[bootTuple{e.ns.boot, e.tuple().mirrored()}] {
+		if ev.arrived[s] != nil || s.MonoNS > r.MonoNS+slackNS || !sameReset(s, r) {
 			continue
 		}
-		for _, s := range sent {
-			switch {
-			case ev.arrived[s] != nil || s.MonoNS > r.MonoNS+slackNS || !sameReset(s, r):
-			case best != nil && best.ns() != s.ns():
-				return nil
-			case best == nil || s.MonoNS > best.MonoNS:
-				best = s
-			}
+		several = several || (best != nil && best.ns() != s.ns())
+		if best == nil || s.MonoNS > best.MonoNS {
+			best = s
 		}
+	}
+	if several && (e.peer == nil || best.ns() != e.peer.ns) {
+		return nil
 	}
 	return best
 }

@@ -89,7 +89,7 @@ func (c *Collector) Report(o Options) (*Report, error) {
 	}
 	done := make(map[*end]bool)
 	for _, e := range ev.ends {
-		if done[e] {
+		if done[e] || e.host != nil {
 			continue
 		}
 		ends := []*end{e}
@@ -324,7 +324,7 @@ func (t *teller) notes(e *end) (out []string) {
 	case len(e.rivals) > 0:
 		var names []string
 		for _, r := range e.rivals {
-			names = append(names, fmt.Sprintf("%s in %s", r.sock.Local, t.rivalName(r)))
+			names = append(names, fmt.Sprintf("%s in %s", r.sock.Local, nsName(&r.netns)))
 		}
 		if e.contested {
 			out = append(out, fmt.Sprintf("the other end is not joined: %s could be the other end of several (%s)", peer, strings.Join(names, ", ")))
@@ -334,7 +334,7 @@ func (t *teller) notes(e *end) (out []string) {
 	case len(e.misfits) > 0:
 		var names []string
 		for _, r := range e.misfits {
-			if n := t.rivalName(r); !slices.Contains(names, n) {
+			if n := nsName(&r.netns); !slices.Contains(names, n) {
 				names = append(names, n)
 			}
 		}
@@ -351,12 +351,4 @@ func (t *teller) notes(e *end) (out []string) {
 		}
 	}
 	return out
-}
-
-func (t *teller) rivalName(e *end) string {
-	name := e.netns.Name
-	if e.netns.Generation > 1 {
-		name += "/" + strconv.Itoa(e.netns.Generation)
-	}
-	return name
 }

@@ -424,6 +424,7 @@ func TestScenes(t *testing.T) {
 			// such a session says of itself is told elsewhere.
 			for range 2 {
 				if incomplete(r) {
+					t.Logf("observed again: %+v", r.Files)
 					files, r = play(t, scene)
 				}
 			}

@@ -304,6 +304,9 @@ func (t *teller) synAcks(e *end) {
 		if !r.Answered && r.NextDueMs >= 0 {
 			s.Text += nextDue(r)
 		}
+		if e.noSocket && n == len(ls) && t.lossless() {
+			s.Text += "; no connection came of it"
+		}
 		t.add(s)
 		ls = ls[n:]
 	}

@@ -32,14 +32,18 @@ type teller struct {
 
 // name is what an end is called.
 func (t *teller) name(e *end) string {
-	label := e.netns.Name
-	if e.netns.Generation > 1 {
-		label += "/" + strconv.Itoa(e.netns.Generation)
-	}
 	if len(t.ends) == 2 && t.ends[0].netns.Name == t.ends[1].netns.Name && t.ends[0].netns.Generation == t.ends[1].netns.Generation {
 		return e.sock.Local.String()
 	}
-	return label
+	return nsName(&e.netns)
+}
+
+// nsName is the name of a namespace, and which of that name it is.
+func nsName(n *events.Netns) string {
+	if n.Generation > 1 {
+		return n.Name + "/" + strconv.Itoa(n.Generation)
+	}
+	return n.Name
 }
 
 func (t *teller) endOf(e *end) string { return t.name(e) + "'s end" }
@@ -50,7 +54,7 @@ func (t *teller) add(s Step) { t.steps = append(t.steps, s) }
 
 func (t *teller) step(kind string, e *end, ls ...*line) Step {
 	s := Step{Kind: kind, Lines: []Line{}}
-	if e != nil {
+	if e != nil && e.host == nil {
 		s.End = &e.index
 	}
 	if len(ls) > 0 {
@@ -77,9 +81,16 @@ func (t *teller) tell() {
 		if e.gone != nil {
 			t.over = max(t.over, e.gone.MonoNS)
 		}
+		for _, v := range e.visitors {
+			t.over = max(t.over, v.closed)
+		}
 	}
 	t.around()
 	for _, e := range t.ends {
+		for _, v := range e.visitors {
+			t.lateSegments(v)
+			t.synAcks(v)
+		}
 		t.lateSegments(e)
 		t.life(e)
 	}
@@ -202,8 +213,8 @@ func (t *teller) lateSegments(e *end) {
 			continue // a SYN-ACK, see runs
 		}
 		if r.Direction == "received" {
-			if t.ev.matched[l] != nil && t.told(t.ev.matched[l]) {
-				continue // told where it was sent
+			if t.ev.matched[l] != nil && t.told(t.ev.matched[l]) && (e.noSocket || !e.isOpen(l.MonoNS)) {
+				continue // told where it was sent, and it changed nothing
 			}
 			s := t.step(KindReset, e, l)
 			s.Reset = &Reset{Reset: *r, Arrived: ArrivedYes}
@@ -220,15 +231,19 @@ func (t *teller) lateSegments(e *end) {
 		s.rank = -2 // the end that it resets comes after
 		s.Reset = t.reset(e, l)
 		of := "a segment of the peer's"
-		if again := t.retransmitted(e, r.Trigger, l.MonoNS); again != nil {
+		peer := e.peer
+		if peer == nil {
+			peer = e.host
+		}
+		if again := retransmitted(peer, r.Trigger, l.MonoNS); again != nil {
 			t.used[again] = true
 			s.Reset.Retransmitted = &Retransmission{again.Retransmit.Attempt, again.Retransmit.Cause, again.MonoNS}
 			s.Lines = append(s.Lines, again.ref())
-			of = fmt.Sprintf("the %s retransmission (%s) of %s", ordinal(again.Retransmit.Attempt), again.Retransmit.Cause, t.endOf(e.peer))
+			of = fmt.Sprintf("the %s retransmission (%s) of %s", ordinal(again.Retransmit.Attempt), again.Retransmit.Cause, t.endOf(peer))
 		} else if r.Trigger != nil {
 			of = "a " + segmentWords(r.Trigger)
-			if e.peer != nil {
-				of += " of " + t.endOf(e.peer)
+			if peer != nil {
+				of += " of " + t.endOf(peer)
 			}
 		}
 		reason := reasonWords(l)
@@ -251,7 +266,7 @@ func (t *teller) lateSegments(e *end) {
 // told reports whether a reset stands in this story.
 func (t *teller) told(l *line) bool {
 	for _, e := range t.ends {
-		if slices.Contains(e.lines, l) || slices.Contains(e.loose, l) {
+		if slices.Contains(e.lines, l) || slices.Contains(e.loose, l) || slices.ContainsFunc(e.visitors, func(v *end) bool { return slices.Contains(v.loose, l) }) {
 			return true
 		}
 	}
@@ -272,13 +287,13 @@ func segmentWords(s *events.Segment) string {
 	return fmt.Sprintf("segment (%s, %s)", s.Flags, byteCount(n))
 }
 
-// retransmitted finds the peer's retransmission that a segment is.
-func (t *teller) retransmitted(e *end, s *events.Segment, mono uint64) *line {
-	if e.peer == nil || s == nil {
+// retransmitted finds the retransmission of an end that a segment is.
+func retransmitted(e *end, s *events.Segment, mono uint64) *line {
+	if e == nil || s == nil {
 		return nil
 	}
 	var best *line
-	for _, l := range e.peer.lines {
+	for _, l := range e.lines {
 		if r := l.Retransmit; r != nil && l.MonoNS <= mono+slackNS && r.SeqStart == s.SeqStart && r.SeqEnd == s.SeqEnd {
 			best = l
 		}
@@ -632,9 +647,9 @@ func (t *teller) origin(e *end, rst *line, s *Step) string {
 		return fmt.Sprintf(" sent by %s%s", t.endOf(e.peer), reasonWords(sent))
 	}
 	s.Lines = append(s.Lines, sent.ref())
-	text := " sent by " + sent.Netns.Name
+	text := " sent by " + nsName(sent.Netns)
 	if sent.Sock.Cookie != 0 {
-		text = fmt.Sprintf(" sent by another socket of %s with the same addresses", sent.Netns.Name)
+		text = fmt.Sprintf(" sent by another socket of %s with the same addresses", nsName(sent.Netns))
 	}
 	return text + reasonWords(sent)
 }
@@ -690,7 +705,7 @@ func (t *teller) ownReset(e *end, l *line) {
 		s.Text += t.arrival(e, s.Reset)
 		if got := t.ev.arrived[l]; got != nil && !t.told(got) {
 			s.Lines = append(s.Lines, got.ref())
-			s.Text += fmt.Sprintf("; it arrived in %s at another socket with the same addresses", got.Netns.Name)
+			s.Text += fmt.Sprintf("; it arrived in %s at another socket with the same addresses", nsName(got.Netns))
 		}
 	}
 	s.rank = 1
@@ -701,7 +716,8 @@ func (t *teller) ownReset(e *end, l *line) {
 // unaware tells that the other end does not learn that this one is gone.
 func (t *teller) unaware(e *end, l, rst *line, r *Reset) {
 	p := e.peer
-	if (rst != nil && t.ev.arrived[rst] != nil) || (p.closed != 0 && p.closed-l.MonoNS < slackNS) {
+	got := t.ev.arrived[rst]
+	if (got != nil && got.Reset.Socket) || (p.closed != 0 && p.closed-l.MonoNS < slackNS) {
 		return
 	}
 	s := t.step(KindUnaware, p, l)
@@ -710,6 +726,9 @@ func (t *teller) unaware(e *end, l, rst *line, r *Reset) {
 	switch {
 	case rst == nil:
 		reached = "no RST was seen to be sent"
+	case got != nil:
+		s.Lines = append(s.Lines, got.ref())
+		reached = fmt.Sprintf("the RST arrived in %s, but no socket accepted it", t.name(p))
 	case r.Arrived == ArrivedNotSeen:
 		reached = fmt.Sprintf("the RST was not seen to arrive in %s", t.name(p))
 	default:

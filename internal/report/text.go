@@ -98,11 +98,7 @@ func (e *End) who() string {
 	if !e.Socket {
 		in = []string{"no socket"}
 	}
-	where := "in " + e.Netns.Name
-	if e.Netns.Generation > 1 {
-		where += fmt.Sprintf("/%d", e.Netns.Generation)
-	}
-	in = append(in, where)
+	in = append(in, "in "+nsName(&e.Netns))
 	if e.Sock.MPTCP {
 		in = append(in, "MPTCP subflow")
 	}
