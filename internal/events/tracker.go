@@ -286,13 +286,16 @@ func (t *Tracker) sock(ns *namespace, r *bpf.Record) *sock {
 		t.socks[r.SockAddr] = s
 	}
 	cookie := r.SockCookie
-	if t.cfg.NoCookies && r.Kind == bpf.KindState && r.ArgA == stateListen && r.ArgB == stateSynRecv {
-		cookie = 0 // its listener's still
+	// A connection that is being accepted has its listener's addresses, and
+	// cookie if there is one, still.
+	accepted := t.cfg.NoCookies && r.Kind == bpf.KindState && r.ArgA == stateListen && r.ArgB == stateSynRecv
+	if accepted {
+		cookie = 0
 	}
 	if cookie != 0 && !s.made {
 		s.id.Cookie = cookie
 	}
-	if s.id.Cookie == 0 && t.cfg.NoCookies {
+	if s.id.Cookie == 0 && t.cfg.NoCookies && !accepted {
 		s.id.Cookie, s.made = t.makeCookie(r.MonoNs), true
 	}
 	if r.Kind != bpf.KindRetransmit && r.Flags&bpf.FlagFullSock != 0 {

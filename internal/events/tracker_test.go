@@ -1097,10 +1097,14 @@ func TestTrackMadeCookies(t *testing.T) {
 	if e := r.one(TypeState, a.moves(stateClose, stateSynSent, nil)); e.Sock.Cookie == first || e.Sock.Cookie == second {
 		t.Errorf("cookie %d was used before", e.Sock.Cookie)
 	}
-	// A child shows its listener's cookie until it has left that behind.
+	// A child has its listener's cookie, and gets its own with its addresses.
 	child := newConn(3)
-	if e := r.one(TypeState, child.moves(stateListen, stateSynRecv, nil)); e.Sock.Cookie == child.cookie || e.Sock.Cookie <= madeUp {
+	if e := r.one(TypeState, child.moves(stateListen, stateSynRecv, nil)); e.Sock.Cookie != 0 {
 		t.Errorf("a child has its listener's cookie %d", e.Sock.Cookie)
+	}
+	child.cookie = 0
+	if e := r.one(TypeState, child.moves(stateSynRecv, stateEstablished, nil)); e.Sock.Cookie <= madeUp {
+		t.Errorf("a child has cookie %d", e.Sock.Cookie)
 	}
 	// One that somebody had asked for is the kernel's.
 	d := newConn(4)
