@@ -81,7 +81,7 @@ func run(ctx context.Context) error {
 	jobs := flag.Int("jobs", 1, "machines at a time; each uses two processors")
 	flag.StringVar(&o.cache, "cache", defaultCache(), "directory for kernels and logs")
 	flag.StringVar(&o.run, "run", "", "run only the tests that match, as go test -run does")
-	flag.DurationVar(&o.limit, "limit", 10*time.Minute, "time limit for each machine")
+	flag.DurationVar(&o.limit, "limit", 15*time.Minute, "time limit for each machine")
 	flag.Parse()
 	if flag.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q", flag.Arg(0))
@@ -221,6 +221,7 @@ type result struct {
 	took          time.Duration
 	tests         []string // a line each
 	skips         []string
+	again         []string // failed once, and ran again
 	err           error
 }
 
@@ -307,6 +308,10 @@ func (r *result) read(report io.Reader, want int) {
 		switch {
 		case strings.HasPrefix(trimmed, "kernelstest: test "):
 			passed, failed, skipped = 0, 0, 0
+		case strings.HasPrefix(trimmed, "kernelstest: again "):
+			f := strings.Fields(trimmed)[2:]
+			r.again = append(r.again, f...)
+			failed -= len(f)
 		case strings.HasPrefix(line, "--- PASS"):
 			passed++
 		case strings.HasPrefix(line, "--- FAIL"):
@@ -341,6 +346,9 @@ func summarise(results []result) error {
 		fmt.Println(r.line())
 		for _, s := range r.skips {
 			fmt.Println("       ", s)
+		}
+		if r.again != nil {
+			fmt.Println("        failed at first:", strings.Join(r.again, ", "))
 		}
 		if r.err != nil {
 			failed = append(failed, r.name)
