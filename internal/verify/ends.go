@@ -182,7 +182,7 @@ func (v *verifier) boot(list []*session) {
 
 // between keeps a finding that concerns two sessions.
 func (v *verifier) between(l Level, s *session, line int, seq uint64, format string, args ...any) {
-	if count(v.report.Findings, l) < 5*maxLike {
+	if count(v.report.Findings, l) < most(l) {
 		v.report.Findings = append(v.report.Findings, s.finding(l, CheckEnds, line, seq, format, args...))
 	} else {
 		s.out.Omitted[CheckEnds]++

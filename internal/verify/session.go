@@ -12,8 +12,20 @@ import (
 	"github.com/sockwatch/sockwatch/internal/evidence"
 )
 
-// maxLike is how many findings of a level are kept of one check in a session.
-const maxLike = 20
+// maxLike is how many contradictions are kept of one check in a session, and
+// few how many findings of another level.
+const (
+	maxLike = 20
+	few     = 5
+)
+
+// most is how many findings of a level are kept.
+func most(l Level) int {
+	if l == Contradiction {
+		return maxLike
+	}
+	return few
+}
 
 // The sessions that ended in order: everything that could be read was.
 var orderly = []string{"stopped", "duration", "targets-gone"}
@@ -112,7 +124,7 @@ func (s *session) find(l Level, c Check, line int, seq uint64, format string, ar
 
 func (s *session) keep(f Finding) {
 	kind := like{f.Level, f.Check}
-	if s.kept[kind]++; s.kept[kind] > maxLike {
+	if s.kept[kind]++; s.kept[kind] > most(f.Level) {
 		s.out.Omitted[f.Check]++
 		return
 	}

@@ -239,7 +239,7 @@ func (f *fileCheck) find(l Level, c Check, line int, seq uint64, format string, 
 		f.cur.find(l, c, line, seq, format, args...)
 		return
 	}
-	if count(f.out.Findings, l) < maxLike {
+	if count(f.out.Findings, l) < most(l) {
 		f.out.Findings = append(f.out.Findings, Finding{Level: l, Check: c, File: f.out.File, Line: line, Seq: seq, Text: fmt.Sprintf(format, args...)})
 	}
 }

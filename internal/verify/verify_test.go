@@ -512,7 +512,7 @@ func TestEveryNumber(t *testing.T) {
 		for _, n := range numbers(line) {
 			changed := slices.Clone(lines)
 			changed[i] = line[:n.from] + bump(line[n.from:n.to]) + line[n.to:]
-			r := verifyTexts(t, joined(changed), joined(recorded(t, "worker")))
+			r := verifyTexts(t, joined(changed))
 			if r.Result == ResultHolds {
 				missed[n.path] = true
 			} else {
