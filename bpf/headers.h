@@ -74,8 +74,8 @@ static __always_inline bool read_segment(struct segment *seg, const struct sk_bu
 	/* Data offset and flags are bitfields in the kernel's struct: its word 12, by shifting the view. */
 	word = cast_to(tcphdr, tcp + 8)->seq;
 	seg->flags = word >> 8;
-	seg->len = skb->len - (skb->transport_header - skb->network_header) -
-		   ((word >> 4) & 0xf) * 4;
+	seg->len =
+		skb->len - (skb->transport_header - skb->network_header) - ((word >> 4) & 0xf) * 4;
 	return true;
 }
 

@@ -55,19 +55,20 @@ enum wire_why {
 	WIRE_RST = 1,
 	WIRE_PROBE = 2,
 	WIRE_ACKED = 4, /* as RECEIVE_ACKED, where tcp_probe does not look */
-	WIRE_UNSURE = 8, /* a probe if the socket agrees: nothing was seen of the connection before */
+	WIRE_UNSURE =
+		8, /* a probe if the socket agrees: nothing was seen of the connection before */
 };
 
 /* record.flags */
 enum record_flag {
-	FLAG_FULL_SOCK = 1,   /* tcp_sock fields are filled */
-	FLAG_MPTCP = 2,       /* subflow of a Multipath TCP connection */
-	FLAG_KEEPOPEN = 4,    /* SO_KEEPALIVE */
-	FLAG_LINGER = 8,      /* SO_LINGER is on; linger_jiffies counts */
-	FLAG_DEAD = 16,       /* SOCK_DEAD: no process has it open any more */
-	FLAG_USER = 32,       /* the socket's lock is held by a process: the running task uses it */
-	FLAG_OUT = 64,        /* seg_* goes out, else comes in (KIND_WIRE) */
-	FLAG_NO_SOCK = 128,   /* no socket took part */
+	FLAG_FULL_SOCK = 1, /* tcp_sock fields are filled */
+	FLAG_MPTCP = 2,     /* subflow of a Multipath TCP connection */
+	FLAG_KEEPOPEN = 4,  /* SO_KEEPALIVE */
+	FLAG_LINGER = 8,    /* SO_LINGER is on; linger_jiffies counts */
+	FLAG_DEAD = 16,     /* SOCK_DEAD: no process has it open any more */
+	FLAG_USER = 32,     /* the socket's lock is held by a process: the running task uses it */
+	FLAG_OUT = 64,      /* seg_* goes out, else comes in (KIND_WIRE) */
+	FLAG_NO_SOCK = 128, /* no socket took part */
 };
 
 /* How the owner is known (record.owner_via). */
