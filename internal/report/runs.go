@@ -13,6 +13,12 @@ type run struct {
 
 func (r *run) from() uint64 { return r.lines[0].MonoNS }
 
+// stallNS is how long a run that was answered took. It may have begun before
+// the trace.
+func (r *run) stallNS() uint64 {
+	return max(r.rec.MonoNS-r.from(), r.rec.Recovered.StalledUs*1000)
+}
+
 // runsOf divides the retransmissions of an end into runs.
 func runsOf(e *end) []run {
 	var out []run
@@ -74,7 +80,7 @@ func (t *teller) runs(e *end) {
 		}
 	}
 	for _, r := range runsOf(e) {
-		if len(r.lines) > 0 && r.rec != nil && r.rec.MonoNS-r.from() < quickNS && !t.broken(r.from(), r.rec.MonoNS-1) {
+		if len(r.lines) > 0 && r.rec != nil && r.stallNS() < quickNS && !t.broken(r.from(), r.rec.MonoNS-1) {
 			if n := len(quick); n > 0 && t.broken(quick[n-1].rec.MonoNS, r.from()) {
 				flush()
 			}

@@ -806,5 +806,8 @@ func (t *teller) lastState(last *line, s *Step) string {
 		return state
 	}
 	s.Outstanding = outstanding(&left)
+	if last.Recovered != nil {
+		return fmt.Sprintf("%s with %s not acknowledged yet (an acknowledgement that ends no stall is no event)", state, amount(&left, state))
+	}
 	return fmt.Sprintf("%s with %s not acknowledged", state, amount(&left, state))
 }
