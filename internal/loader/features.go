@@ -61,6 +61,7 @@ type kernel struct {
 	taskBTF            bool
 	rdonlyCast         bool
 	netnsCookie        bool
+	sparesInit         bool // runs no tracing programs while process 1 is on the processor
 	resetReasons       map[int32]string
 }
 
@@ -107,6 +108,7 @@ func kernelFrom(spec *btf.Spec) kernel {
 		taskBTF:            hasFunc("bpf_get_current_task_btf"),
 		rdonlyCast:         hasFunc("bpf_rdonly_cast"),
 		netnsCookie:        hasMember(spec, "net", "net_cookie"),
+		sparesInit:         hasMember(spec, "bpf_prog_aux", "init_owned"),
 		resetReasons:       resetReasons(spec),
 	}
 }
@@ -151,6 +153,9 @@ func (k kernel) blindSpots(wire string) []string {
 	}
 	if !k.socketCookie {
 		spots = append(spots, "cookies of sockets that nobody asked for one: those above 2^52 are made up by the session, no other tool knows them (kernel before 5.12)")
+	}
+	if k.sparesInit {
+		spots = append(spots, "what timers and packets bring about while process 1 is on the processor (this kernel is built to run no tracing programs then)")
 	}
 	if wire == MethodPacket {
 		spots = append(spots, "probes and resets at the edge are seen by a packet socket, after the firewall, and matched to sockets by address (no BPF netfilter link: kernel before 6.4)")

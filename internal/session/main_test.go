@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/sockwatch/sockwatch/internal/testlab"
 )
 
 // helperEnv names what a re-executed test binary does instead of testing.
@@ -28,7 +30,7 @@ func TestMain(m *testing.M) {
 			panic(err)
 		}
 	}
-	code := m.Run()
+	code := testlab.Main(m)
 	left, err := filepath.Glob(fmt.Sprintf("/run/netns/sw-%d-*", os.Getpid()))
 	if err != nil || len(left) > 0 {
 		fmt.Fprintf(os.Stderr, "namespaces left behind: %v %v\n", left, err)
