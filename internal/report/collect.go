@@ -270,7 +270,11 @@ func (c *Collector) collect() *evidence {
 					ev.targets = append(ev.targets, l)
 				case l.Sock == nil:
 				case l.Sock.Cookie == 0:
-					loose = append(loose, l)
+					// Where the kernel gives no cookies, a connection that
+					// leaves its listener has none yet.
+					if l.Reset != nil || l.Retransmit != nil {
+						loose = append(loose, l)
+					}
 				default:
 					k := sockKey{l.ns(), l.Sock.Cookie}
 					if socks[k] == nil {
@@ -375,7 +379,10 @@ func (e *end) add(l *line) {
 	}
 	if len(e.lines) == 0 {
 		e.born = l.MonoNS
-		e.before = l.Inventory != nil || l.State == nil || (l.State.Old != "CLOSE" && l.State.Old != "LISTEN")
+		e.before = l.Inventory != nil || l.State == nil || (l.State.Old != "CLOSE" && l.State.Old != "LISTEN" && l.State.Old != "SYN_RECV")
+		if l.State != nil && l.State.Old == "SYN_RECV" {
+			e.opener = 2
+		}
 	}
 	e.lines = append(e.lines, l)
 	e.netns = *l.Netns

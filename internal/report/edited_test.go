@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -225,6 +227,28 @@ func TestLoopback(t *testing.T) {
 	_, text := tell(t, report.Options{}, file{"ends.jsonl", lines(evs)})
 	has(t, text, "198.18.9.2:8080's end was closed by its process with 4344 bytes unread", "3 connections in 1 file",
 		"'s end was reset: it accepted a RST sent by 198.18.9.2:8080's end (TCP_ABORT_ON_CLOSE)", "all of them arrived in 198.18.9.2:8080")
+}
+
+// Old kernels have no cookies of namespaces, and a connection that leaves its
+// listener has none.
+func TestNoCookies(t *testing.T) {
+	evs := parse(t, "handshake")
+	for _, e := range evs {
+		if e.Netns != nil {
+			e.Netns.Cookie = 0
+		}
+		if e.State != nil && e.State.Old == "LISTEN" && e.State.New == "SYN_RECV" {
+			e.Sock.Cookie, e.Sock.Remote = 0, netip.AddrPort{}
+		}
+	}
+	_, text := tell(t, report.Options{}, file{"handshake.jsonl", lines(evs)})
+	want, err := os.ReadFile("testdata/handshake.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text != string(want) {
+		t.Errorf("got\n%s\nwant\n%s", text, want)
+	}
 }
 
 // A request that is never accepted has no socket.
