@@ -288,8 +288,8 @@ func (t *Tracker) sock(ns *namespace, r *bpf.Record) *sock {
 	cookie := r.SockCookie
 	// A connection that is being accepted has its listener's addresses, and
 	// cookie if there is one, still.
-	accepted := t.cfg.NoCookies && r.Kind == bpf.KindState && r.ArgA == stateListen && r.ArgB == stateSynRecv
-	if accepted {
+	accepted := r.Kind == bpf.KindState && r.ArgA == stateListen && r.ArgB == stateSynRecv
+	if accepted && t.cfg.NoCookies {
 		cookie = 0
 	}
 	if cookie != 0 && !s.made {
@@ -308,7 +308,8 @@ func (t *Tracker) sock(ns *namespace, r *bpf.Record) *sock {
 		}
 	}
 	old := s.tuple
-	s.id.MPTCP = r.Flags&bpf.FlagMPTCP != 0
+	// Its listener may speak MPTCP and the client not.
+	s.id.MPTCP = r.Flags&bpf.FlagMPTCP != 0 && !accepted
 	// The kernel clears ports and addresses when a socket closes: keep the last that were set.
 	if r.RemotePort != 0 || !s.id.Remote.IsValid() {
 		s.id.Remote = addrPort(r.RemoteAddr, r.RemotePort)
@@ -588,6 +589,9 @@ func (t *Tracker) state(s *sock, r *bpf.Record) error {
 	switch newState {
 	case stateListen:
 		t.listens(s)
+	case stateEstablished:
+		// A RST that answered a segment of an earlier connection ended nothing.
+		s.past.sentReset, s.past.resetSent = false, ""
 	case stateSynSent:
 		// A socket may connect again after it was closed.
 		s.past, s.closed, s.ending, s.run = history{connectNS: r.MonoNs}, false, nil, run{}

@@ -61,8 +61,12 @@ var failLine = regexp.MustCompile(`^\x16?--- FAIL: (\S+) `)
 // runTests runs the tests in a process of their own and returns its status and
 // the names of the tests that failed; none if running them again is no use.
 func runTests(args []string) (status int, failed []string) {
-	cmd := exec.Command("/proc/self/exe", args...)
-	cmd.Args[0] = os.Args[0]
+	self, err := os.Executable()
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "run the tests: %v\n", err)
+		return 1, nil
+	}
+	cmd := exec.Command(self, args...)
 	cmd.Env = append(os.Environ(), againEnv+"=1")
 	cmd.Stdin, cmd.Stderr = os.Stdin, os.Stderr
 	// Tests run on other threads than the main one: this one stays.
