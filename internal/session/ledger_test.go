@@ -493,7 +493,8 @@ var situations = []situation{
 				exchange(t, s, l)
 			}
 		},
-		a: "ActiveOpens 20", b: "PassiveOpens 20",
+		// On a busy machine a segment may find its connection closed already.
+		a: "OutRsts ?, ActiveOpens 20", b: "OutRsts ?, PassiveOpens 20",
 	},
 	{
 		name: "nothing at all",
@@ -583,15 +584,16 @@ func checkLedger(t *testing.T, s *scene, evs []events.Event, x situation) {
 // TestLedgerUnderLoad repeats situations while every processor is busy, with
 // no pause before and after: what happens at the readings is told apart.
 func TestLedgerUnderLoad(t *testing.T) {
-	_, stop := testlab.BurnCPU(t, 2)
+	_, stop := testlab.BurnCPU(t, 1)
 	defer stop()
-	for round := range 3 {
+	t.Run("together", func(t *testing.T) { // returns when all have
 		for _, name := range []string{
-			"SYN loss", "SYN-ACK loss, whatever answers", "timeouts", "refused connect", "linger of zero", "close with unread data",
+			"SYN loss", "timeouts", "refused connect", "linger of zero", "close with unread data",
 			"thousand SYNs to nobody", "requests reset by the peer", "nothing but traffic",
 		} {
 			x := situations[slices.IndexFunc(situations, func(x situation) bool { return x.name == name })]
-			t.Run(fmt.Sprint(name, " ", round), func(t *testing.T) {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
 				lab := testlab.New(t)
 				lab.PinNeighbours()
 				if x.lab != nil {
@@ -606,7 +608,7 @@ func TestLedgerUnderLoad(t *testing.T) {
 				}
 			})
 		}
-	}
+	})
 }
 
 // TestLedgerInTraffic attaches to connections that are opened and closed all
@@ -631,6 +633,7 @@ func TestLedgerInTraffic(t *testing.T) {
 				c.Close()
 				return
 			}
+			time.Sleep(time.Millisecond)
 			// One end or the other resets.
 			_ = server.(*net.TCPConn).SetLinger(0)
 			server.Close()
@@ -642,9 +645,9 @@ func TestLedgerInTraffic(t *testing.T) {
 		}
 	}()
 	defer func() { cancel(); l.Close(); <-done }()
-	for range 10 {
+	for range 5 {
 		o := observe(t, lab.A.Name, lab.B.Name)
-		o.until("traffic", 10*time.Second, func(e *events.Event) bool { return e.Type == "abort" && e.Seq > 200 })
+		o.until("traffic", 30*time.Second, func(e *events.Event) bool { return e.Type == "abort" && e.Seq > 200 })
 		evs := o.stop()
 		sum := evs[len(evs)-1].Summary
 		if sum.Verdict.State != evidence.Complete {
@@ -802,7 +805,7 @@ func TestLostRecords(t *testing.T) {
 	evs := s.stop()
 	sum := evs[len(evs)-1].Summary
 	if sum.Kernel.Lost == 0 {
-		t.Skip("nothing was lost: this machine reads faster than it sends")
+		t.Fatal("nothing was lost of 1000 records in a ring for eight")
 	}
 	if sum.Verdict.State != evidence.Incomplete || sum.Verdict.By < sum.Kernel.Lost || !strings.Contains(sum.Verdict.Reasons[0], "records were lost") {
 		t.Errorf("%d lost, verdict %+v", sum.Kernel.Lost, sum.Verdict)
