@@ -88,6 +88,7 @@ func ReadCounters() (Counters, error) {
 		"TCPAbortOnClose":     netstat.TCPAbortOnClose,
 		"TCPAbortOnData":      netstat.TCPAbortOnData,
 		"TCPKeepAlive":        netstat.TCPKeepAlive,
+		"TCPWinProbe":         netstat.TCPWinProbe,
 
 		embryonicRsts:  netstat.EmbryonicRsts,
 		outNoRoutes:    snmp.Ip.OutNoRoutes,

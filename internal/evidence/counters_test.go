@@ -41,8 +41,8 @@ func TestReadCounters(t *testing.T) {
 			t.Errorf("%s is %d, want %d", name, value, want.Get(t, full))
 		}
 	}
-	if len(got.Values) != 21 {
-		t.Errorf("%d counters, want 21: %v", len(got.Values), got.Values)
+	if len(got.Values) != 22 {
+		t.Errorf("%d counters, want 22: %v", len(got.Values), got.Values)
 	}
 	if got.Values["ActiveOpens"] != 1 {
 		t.Errorf("ActiveOpens is %d", got.Values["ActiveOpens"])

@@ -239,7 +239,7 @@ func (t *Tally) explain(c counter, difference int64, grown map[string]uint64, re
 		}
 	case abortOnMemory:
 		unknown = append(unknown, explanation{0, unlimited, "sockets ended for lack of memory without a reset"})
-	case keepAlive:
+	case keepAlive, winProbe:
 		if n := int64(grown[outNoRoutes] + grown[ip6OutNoRoutes]); n > 0 {
 			unknown = append(unknown, explanation{0, n, fmt.Sprintf("probes that found no route: %d packets did not (OutNoRoutes)", n)})
 		}

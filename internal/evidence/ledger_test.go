@@ -189,7 +189,7 @@ func TestTallyAdds(t *testing.T) {
 
 		{name: "keepalive probe", event: events.Event{Type: events.TypeProbe, MonoNS: mid, Probe: &events.Probe{Kind: "keepalive", Direction: "sent"}}, sure: "TCPKeepAlive 1"},
 		{name: "keepalive probe received", event: events.Event{Type: events.TypeProbe, MonoNS: mid, Probe: &events.Probe{Kind: "keepalive", Direction: "received"}}},
-		{name: "window probe", event: events.Event{Type: events.TypeProbe, MonoNS: mid, Probe: &events.Probe{Kind: "zero-window", Direction: "sent"}}},
+		{name: "window probe", event: events.Event{Type: events.TypeProbe, MonoNS: mid, Probe: &events.Probe{Kind: "zero-window", Direction: "sent"}}, sure: "TCPWinProbe 1"},
 		{name: "mark", event: events.Event{Type: events.TypeMark, MonoNS: mid, Mark: &events.Mark{}}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

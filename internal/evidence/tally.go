@@ -29,6 +29,7 @@ const (
 	abortOnLinger
 	abortOnMemory
 	keepAlive
+	winProbe
 	numCounters
 )
 
@@ -51,6 +52,7 @@ var counterNames = [numCounters]string{
 	abortOnLinger:    "TCPAbortOnLinger",
 	abortOnMemory:    "TCPAbortOnMemory",
 	keepAlive:        "TCPKeepAlive",
+	winProbe:         "TCPWinProbe",
 }
 
 // Counters beside the ledger, which explain differences.
@@ -285,8 +287,12 @@ func (t *Tally) Add(e *events.Event) {
 	case e.Reset != nil:
 		t.reset(e)
 	case e.Probe != nil:
-		if e.Probe.Kind == "keepalive" && e.Probe.Direction == "sent" {
+		switch {
+		case e.Probe.Direction != "sent":
+		case e.Probe.Kind == "keepalive":
 			t.add(e.MonoNS, keepAlive, 1, certain)
+		case e.Probe.Kind == "zero-window":
+			t.add(e.MonoNS, winProbe, 1, certain)
 		}
 	case e.Inventory != nil:
 		t.listens = t.listens || e.TCP != nil && e.TCP.State == "LISTEN"

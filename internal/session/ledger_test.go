@@ -427,7 +427,7 @@ var situations = []situation{
 				t.Errorf("write: %v", err)
 			}
 		},
-		a: "RetransSegs ?, TCPTimeouts ?, TCPLossProbes ?, TCPFastRetrans ?, TCPSlowStartRetrans ?, EstabResets 1, ActiveOpens 1, TCPAbortOnTimeout 1", b: "PassiveOpens 1",
+		a: "RetransSegs ?, TCPTimeouts ?, TCPLossProbes ?, TCPFastRetrans ?, TCPSlowStartRetrans ?, EstabResets 1, ActiveOpens 1, TCPAbortOnTimeout 1, TCPWinProbe *", b: "PassiveOpens 1",
 	},
 	{
 		name: "keepalive",
