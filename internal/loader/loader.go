@@ -466,6 +466,14 @@ func (o *Observer) Read(rec *bpf.Record) error {
 	return nil
 }
 
+// Pending is the number of records in the ring, those included that are being
+// written.
+func (o *Observer) Pending() uint64 {
+	const header, align = 8, 8
+	size := header + (uint64(unsafe.Sizeof(bpf.Record{}))+align-1)&^(align-1)
+	return uint64(o.reader.AvailableBytes()) / size
+}
+
 // Flush makes a waiting Read return: the records that are there, then ErrFlushed.
 func (o *Observer) Flush() error { return o.reader.Flush() }
 

@@ -129,6 +129,7 @@ type watched struct {
 	w      *loader.Watch
 	events map[string]uint64
 	why    target.Change
+	until  uint64 // records read when its last is in
 
 	evidence.Account
 }
@@ -303,12 +304,14 @@ func (s *session) loop(ctx context.Context) error {
 			if err := s.tracker.Track(&rec); err != nil {
 				return err
 			}
+			if err := s.settle(false); err != nil {
+				return err
+			}
 			if n%1024 != 0 {
 				continue
 			}
 		case errors.Is(err, loader.ErrFlushed):
-			// The ring is empty: what was closed before the flush is complete.
-			if err := s.settle(); err != nil {
+			if err := s.settle(true); err != nil {
 				return err
 			}
 		default:
@@ -514,7 +517,11 @@ func (s *session) finish(cause error) (*Result, error) {
 	s.obs.Detach()
 	errs := []error{cause}
 	if output == nil {
-		errs = append(errs, s.drainNow(), s.tracker.Finish())
+		err := s.drainNow()
+		for err == nil && s.obs.Pending() > 0 { // of programs that were running
+			err = s.drainNow()
+		}
+		errs = append(errs, err, s.tracker.Finish())
 	}
 	sum, err := s.summary(reason)
 	errs = append(errs, err)
@@ -530,16 +537,17 @@ func first(errs []error) error {
 	return nil
 }
 
-// drainNow reads what is in the ring and completes what was closed.
+// drainNow reads what is in the ring and completes what was closed. In a busy
+// namespace the ring is never empty: what comes meanwhile stays.
 func (s *session) drainNow() error {
 	if err := s.obs.Flush(); err != nil {
 		return err
 	}
 	var rec bpf.Record
-	for {
+	for until := s.read + s.obs.Pending(); s.read < until; {
 		err := s.obs.Read(&rec)
 		if errors.Is(err, loader.ErrFlushed) {
-			return s.settle()
+			return s.settle(true)
 		}
 		if err != nil {
 			return fmt.Errorf("read the ring buffer: %w", err)
@@ -549,6 +557,7 @@ func (s *session) drainNow() error {
 			return err
 		}
 	}
+	return s.settle(false)
 }
 
 func (s *session) summary(reason string) (events.Summary, error) {

@@ -109,13 +109,14 @@ func (s *session) attach(c target.Change) error {
 }
 
 // detach stops watching a namespace. Its last records may still be in the
-// ring: settle completes it when the ring has been empty.
+// ring: settle completes it when they have been read.
 func (s *session) detach(c target.Change) error {
 	w := s.watch[c.Namespace.Inode]
 	if w != nil && w.ns == c.Namespace {
 		w.why = c
 		w.close()
 		delete(s.watch, c.Namespace.Inode)
+		w.until = s.read + s.obs.Pending()
 		s.closing = append(s.closing, w)
 		if err := s.obs.Flush(); err != nil {
 			return err
@@ -140,9 +141,9 @@ func (s *session) left(c target.Change) {
 }
 
 // settle finishes the namespaces that are not watched any more, once the ring
-// holds nothing of theirs.
-func (s *session) settle() error {
-	for len(s.closing) > 0 {
+// holds nothing of theirs, or nothing at all.
+func (s *session) settle(empty bool) error {
+	for len(s.closing) > 0 && (empty || s.closing[0].until <= s.read) {
 		w := s.closing[0]
 		if err := s.tracker.Finish(); err != nil {
 			return err
