@@ -44,6 +44,8 @@ type Tracker struct {
 	held   map[tuple]*heldReset // seen at the edge
 	expect map[tuple]uint64     // seen by tcp_send_reset, to be passed over at the edge; value: until when
 
+	accepted map[uint64]*heldReset // left their listener, by address of the struct sock
+
 	lone    sock // stands in for the socket that a RST or a request does not have
 	free    []*sock
 	spare   []*heldReset
@@ -163,6 +165,7 @@ func NewTracker(cfg Config) *Tracker {
 		tuples:     make(map[tuple]*sock),
 		owners:     make(map[uint64]Owner),
 		held:       make(map[tuple]*heldReset),
+		accepted:   make(map[uint64]*heldReset),
 		expect:     make(map[tuple]uint64),
 		comms:      make(map[[16]uint8]string),
 	}
@@ -189,6 +192,11 @@ func (t *Tracker) RemoveNamespace(inode uint32) (sockets uint64) {
 			sockets++
 		}
 	}
+	for addr, h := range t.accepted {
+		if h.rec.NetnsInode == inode {
+			delete(t.accepted, addr)
+		}
+	}
 	delete(t.namespaces, inode)
 	return sockets
 }
@@ -210,7 +218,16 @@ func (t *Tracker) Track(r *bpf.Record) error {
 		t.foreign++
 		return nil
 	}
+	if len(t.accepted) > 0 {
+		if err := t.introduce(ns, r); err != nil {
+			return err
+		}
+	}
 	switch r.Kind {
+	case bpf.KindState:
+		if int(r.ArgA) == stateListen && int(r.ArgB) == stateSynRecv && r.RemotePort == 0 {
+			return t.accept(r)
+		}
 	case bpf.KindWire:
 		return t.wire(ns, r)
 	case bpf.KindSynAck:
@@ -244,12 +261,63 @@ func (t *Tracker) Track(r *bpf.Record) error {
 	return nil
 }
 
+// accept takes the record of a connection that leaves its listener. Before
+// about 6.14 it is a copy of its listener then, addresses and cookie included:
+// the line waits for the next record, which has its own.
+func (t *Tracker) accept(r *bpf.Record) error {
+	if s := t.socks[r.SockAddr]; s != nil {
+		t.forget(r.SockAddr, s) // another socket had this address; its end was lost
+	}
+	t.accepted[r.SockAddr] = t.hold(r)
+	return nil
+}
+
+// introduce writes the line that accept holds back for the socket of a record.
+func (t *Tracker) introduce(ns *namespace, r *bpf.Record) error {
+	h := t.accepted[r.SockAddr]
+	if h == nil {
+		return nil
+	}
+	delete(t.accepted, r.SockAddr)
+	t.spare = append(t.spare, h)
+	if r.RemotePort == 0 {
+		return t.accepts(h, nil)
+	}
+	return t.accepts(h, t.sock(ns, r))
+}
+
+// accepts writes the line; without the socket it has its listener's addresses.
+func (t *Tracker) accepts(h *heldReset, s *sock) error {
+	if s == nil {
+		ns := t.namespaces[h.rec.NetnsInode]
+		if ns == nil {
+			return nil
+		}
+		s = &sock{ns: ns, id: t.wireID(&h.rec)}
+	}
+	t.begin(TypeState, &h.rec, s)
+	t.ev.TCP = nil // its listener's
+	t.buf.state = State{Old: stateName(stateListen), New: stateName(stateSynRecv)}
+	t.ev.State = &t.buf.state
+	return t.emit()
+}
+
 // Tick lets what has waited long enough go: a RST at the edge that no socket
 // took. now is CLOCK_MONOTONIC.
 func (t *Tracker) Tick(now uint64) error {
 	for key, until := range t.expect {
 		if now > until {
 			delete(t.expect, key)
+		}
+	}
+	for addr, h := range t.accepted {
+		if now <= h.until {
+			continue
+		}
+		delete(t.accepted, addr)
+		t.spare = append(t.spare, h)
+		if err := t.accepts(h, nil); err != nil {
+			return err
 		}
 	}
 	for key, h := range t.held {

@@ -1097,19 +1097,56 @@ func TestTrackMadeCookies(t *testing.T) {
 	if e := r.one(TypeState, a.moves(stateClose, stateSynSent, nil)); e.Sock.Cookie == first || e.Sock.Cookie == second {
 		t.Errorf("cookie %d was used before", e.Sock.Cookie)
 	}
-	// A child has its listener's cookie, and gets its own with its addresses.
-	child := newConn(3)
-	if e := r.one(TypeState, child.moves(stateListen, stateSynRecv, nil)); e.Sock.Cookie != 0 {
-		t.Errorf("a child has its listener's cookie %d", e.Sock.Cookie)
-	}
-	child.cookie = 0
-	if e := r.one(TypeState, child.moves(stateSynRecv, stateEstablished, nil)); e.Sock.Cookie <= madeUp {
-		t.Errorf("a child has cookie %d", e.Sock.Cookie)
-	}
 	// One that somebody had asked for is the kernel's.
 	d := newConn(4)
 	if e := r.one(TypeRetransmit, d.retransmits(ms)); e.Sock.Cookie != d.cookie {
 		t.Errorf("cookie %d, the kernel's is %d", e.Sock.Cookie, d.cookie)
+	}
+}
+
+// TestAccepted: on older kernels a connection that leaves its listener is a
+// copy of it in the first record, and is itself in the next.
+func TestAccepted(t *testing.T) {
+	copied := func(r *bpf.Record) {
+		r.SockCookie, r.RemoteAddr, r.RemotePort = 55, [16]uint8{10: 0xff, 11: 0xff}, 0
+	}
+	for _, noCookies := range []bool{false, true} {
+		r := newRig(t)
+		r.cfg.NoCookies = noCookies
+		c := newConn(1)
+		if noCookies {
+			c.cookie = 0
+		}
+		first := c.moves(stateListen, stateSynRecv, copied)
+		r.none(first)
+		got := r.feed(c.moves(stateSynRecv, stateEstablished, nil))
+		if len(got) != 2 {
+			t.Fatalf("emitted %s", typesOf(got))
+		}
+		for i, want := range []State{{"LISTEN", "SYN_RECV"}, {"SYN_RECV", "ESTABLISHED"}} {
+			e := got[i]
+			if *e.State != want || e.Sock.Remote != c.remote || e.Sock.Cookie != got[1].Sock.Cookie || e.Sock.Cookie == 0 || e.Sock.Cookie == 55 {
+				t.Errorf("%+v of %+v, want %+v", e.State, e.Sock, want)
+			}
+		}
+		if got[0].MonoNS != first.MonoNs || got[0].TCP != nil || got[1].TCP == nil {
+			t.Errorf("at %d with %+v, then with %+v", got[0].MonoNS, got[0].TCP, got[1].TCP)
+		}
+
+		// One that says nothing more has its listener's addresses, and no cookie.
+		r.none(c.destroyed())
+		r.none(c.moves(stateListen, stateSynRecv, copied))
+		if e := r.only(TypeState, r.feed(c.destroyed())); e.Sock.Cookie != 0 || e.Sock.Remote.Port() != 0 || e.Sock.Local != c.local {
+			t.Errorf("destroyed: %+v", e.Sock)
+		}
+		r.none(c.moves(stateListen, stateSynRecv, copied))
+		r.none()
+		if got := r.tick(c.now + resetWindow); len(got) != 0 {
+			t.Errorf("emitted %s early", typesOf(got))
+		}
+		if e := r.only(TypeState, r.tick(c.now+resetWindow+1)); e.Sock.Cookie != 0 || e.State.New != "SYN_RECV" {
+			t.Errorf("after a while: %+v of %+v", e.State, e.Sock)
+		}
 	}
 }
 
