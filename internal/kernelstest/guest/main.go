@@ -164,7 +164,8 @@ func runBinary(name string, args []string) (code int, failed []string) {
 	cmd.Dir = dir
 	cmd.Env = []string{"PATH=/bin", "HOME=/root", "CI=1", "TMPDIR=/tmp", "SOCKWATCH_EMULATED=1"}
 	var out bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &out
+	cmd.Stdout = io.MultiWriter(&out, progress{})
+	cmd.Stderr = cmd.Stdout
 	err := cmd.Run()
 	w := bufio.NewWriter(report)
 	defer w.Flush()
@@ -186,6 +187,19 @@ func runBinary(name string, args []string) (code int, failed []string) {
 		code = exit.ExitCode()
 	}
 	return code, failed
+}
+
+// progress writes the names of tests as they begin and end to the console, so
+// that it says where a machine got stuck.
+type progress struct{}
+
+func (progress) Write(p []byte) (int, error) {
+	for line := range bytes.Lines(p) {
+		if bytes.HasPrefix(line, []byte("=== RUN")) || bytes.HasPrefix(line, []byte("--- ")) {
+			_, _ = os.Stdout.Write(line) // the console
+		}
+	}
+	return len(p), nil
 }
 
 // verdicts copies the line that each test ended with, and adds to a skip what
