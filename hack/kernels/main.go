@@ -46,7 +46,7 @@ type suite struct {
 var suites = []suite{
 	{name: "bpf"},
 	{name: "internal/loader"},
-	{name: "internal/session", skip: "^(TestCut|TestDocker)"},
+	{name: "internal/session", skip: "^(TestCut|TestDocker|TestLedgerUnderLoad|TestLedgerInTraffic)"},
 }
 
 // modules are what the tests use that Debian does not build in.

@@ -297,6 +297,9 @@ func (t *Tracker) accepts(h *heldReset, s *sock) error {
 	}
 	t.begin(TypeState, &h.rec, s)
 	t.ev.TCP = nil // its listener's
+	id := s.id
+	id.MPTCP = false // as on other kernels: that is settled later
+	t.ev.Sock = &id
 	t.buf.state = State{Old: stateName(stateListen), New: stateName(stateSynRecv)}
 	t.ev.State = &t.buf.state
 	return t.emit()

@@ -244,8 +244,9 @@ var situations = []situation{
 			s.B.Lose(dataTo(port, 1, 2, 3, 4, 5, 6, 7, 8, 9))
 			send(t, client, 8*1448)
 			receive(t, server, 8*1448)
-			s.until("end of the recovery", 5*time.Second, func(e *events.Event) bool {
-				return e.Type == "recovered" && e.TCP.SndUna+e.Recovered.AckedBytes == e.TCP.SndNxt
+			testlab.Eventually(t, 5*time.Second, func() bool {
+				info, err := testlab.Info(client)
+				return err == nil && info.Unacked == 0
 			})
 		},
 		a: "RetransSegs *, TCPTimeouts 1, TCPLossProbes 1, TCPFastRetrans ?, TCPSlowStartRetrans *, ActiveOpens 1", b: "PassiveOpens 1",
@@ -504,9 +505,9 @@ var situations = []situation{
 
 // quiet keeps a busy machine from sending again what is only late.
 func quiet(p *testlab.Pair) {
+	p.MinRTO(5 * time.Second)
 	for _, n := range []*testlab.Node{p.A, p.B} {
 		n.Sysctl("net.ipv4.tcp_early_retrans", "0")
-		n.Sysctl("net.ipv4.tcp_rto_min_us", "5000000")
 		n.Sysctl("net.ipv4.tcp_recovery", "0")
 		n.Sysctl("net.ipv4.tcp_reordering", "100")
 	}
@@ -552,15 +553,21 @@ func TestLedger(t *testing.T) {
 	}
 }
 
+// On a kernel that cannot show something a difference may be unprovable, never
+// unexplained.
 func checkLedger(t *testing.T, s *scene, evs []events.Event, x situation) {
 	t.Helper()
 	sum := evs[len(evs)-1].Summary
-	if sum.Verdict.State != evidence.Complete || len(sum.Verdict.Reasons) != 0 {
+	gaps := len(evs[0].Session.CannotShow) > 0
+	good := func(v events.Verdict) bool {
+		return v.State == evidence.Complete && len(v.Reasons) == 0 || gaps && v.State == evidence.Unprovable
+	}
+	if !good(sum.Verdict) {
 		t.Errorf("verdict %+v", sum.Verdict)
 	}
 	for n, grew := range map[*testlab.Node]string{s.A: x.a, s.B: x.b} {
 		g := generation(t, sum, n.Name)
-		if g.Verdict.State != evidence.Complete {
+		if !good(g.Verdict) {
 			t.Errorf("%s: %+v", n.Name, g.Verdict)
 		}
 		want := make(map[string]string)
@@ -574,7 +581,7 @@ func checkLedger(t *testing.T, s *scene, evs []events.Event, x situation) {
 			default:
 				t.Errorf("%s: %s grew by %d, want %q", n.Name, l.Counter, l.Kernel, w)
 			}
-			if l.Difference != 0 && !slices.Contains(strings.Split(x.known, ", "), l.Counter) {
+			if l.Difference != 0 && !gaps && !slices.Contains(strings.Split(x.known, ", "), l.Counter) {
 				t.Errorf("%s: %+v", n.Name, l)
 			}
 		}
@@ -726,7 +733,8 @@ func TestSabotagedFile(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if verdict.State != evidence.Incomplete || verdict.By != missing {
+				unprovable := verdict.State == evidence.Unprovable && len(evs[0].Session.CannotShow) > 0
+				if (verdict.State != evidence.Incomplete || verdict.By != missing) && !unprovable {
 					t.Errorf("without %s: %+v, want incomplete by %d", what, verdict, missing)
 				}
 				if !slices.ContainsFunc(verdict.Reasons, func(r string) bool { return strings.HasPrefix(r, name+": "+tt.counter+": ") }) {
