@@ -1,6 +1,7 @@
 package session_test
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -101,7 +102,7 @@ func peerExists(t *testing.T, n *testlab.Node) bool {
 		_, err := netlink.LinkByName(testlab.IfName)
 		return err
 	})
-	if _, missing := err.(netlink.LinkNotFoundError); err != nil && !missing {
+	if missing := (netlink.LinkNotFoundError{}); err != nil && !errors.As(err, &missing) {
 		t.Fatal(err)
 	}
 	return err == nil
