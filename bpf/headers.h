@@ -19,6 +19,21 @@ struct segment {
 #define cast_to(type, p) \
 	((const struct type *)bpf_rdonly_cast(p, bpf_core_type_id_kernel(struct type)))
 
+/*
+ * Where the TCP header is. Not skb->transport_header: the packet filter's
+ * reject makes segments in which that is the network header's. IPv6 extension
+ * headers are not followed.
+ */
+static __always_inline const unsigned char *tcp_header(const struct sk_buff *skb)
+{
+	const unsigned char *net = skb->head + skb->network_header;
+	const struct iphdr *ip = cast_to(iphdr, net);
+
+	if (skb->protocol != bpf_htons(ETH_P_IP))
+		return net + 40;
+	return net + BPF_CORE_READ_BITFIELD(ip, ihl) * 4;
+}
+
 /* Fills the addresses and ports of a segment that no socket took. */
 static __always_inline void fill_addresses(struct record *r, const struct sk_buff *skb, bool in)
 {
@@ -29,7 +44,7 @@ static __always_inline void fill_addresses(struct record *r, const struct sk_buf
 	if (!have_rdonly_cast)
 		return;
 	head = skb->head;
-	th = cast_to(tcphdr, head + skb->transport_header);
+	th = cast_to(tcphdr, tcp_header(skb));
 	source = bpf_ntohs(th->source);
 	dest = bpf_ntohs(th->dest);
 	r->local_port = in ? dest : source;
@@ -61,7 +76,7 @@ static __always_inline bool read_segment(struct segment *seg, const struct sk_bu
 	if (!have_rdonly_cast)
 		return false;
 	net = skb->head + skb->network_header;
-	tcp = skb->head + skb->transport_header;
+	tcp = tcp_header(skb);
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		if (cast_to(iphdr, net)->protocol != IPPROTO_TCP)
 			return false;
@@ -74,8 +89,7 @@ static __always_inline bool read_segment(struct segment *seg, const struct sk_bu
 	/* Data offset and flags are bitfields in the kernel's struct: its word 12, by shifting the view. */
 	word = cast_to(tcphdr, tcp + 8)->seq;
 	seg->flags = word >> 8;
-	seg->len =
-		skb->len - (skb->transport_header - skb->network_header) - ((word >> 4) & 0xf) * 4;
+	seg->len = skb->len - (tcp - net) - ((word >> 4) & 0xf) * 4;
 	return true;
 }
 
