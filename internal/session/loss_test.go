@@ -279,7 +279,7 @@ func TestNeverIdle(t *testing.T) {
 	}
 	within("ready", ready)
 	other.Release()
-	testlab.Eventually(t, testlab.Slack(5*time.Second), func() bool {
+	testlab.Eventually(t, testlab.Slack(20*time.Second), func() bool {
 		out.mu.Lock()
 		defer out.mu.Unlock()
 		return slices.ContainsFunc(out.changes, func(e events.Event) bool {
