@@ -35,6 +35,11 @@ var allowed = map[string][]string{
 	"internal/session": {
 		"bpf", "internal/events", "internal/evidence", "internal/loader", "internal/sink", "internal/target",
 	},
+
+	// The harness: programs of the nodes, the lab that runs them.
+	"internal/harness/node": {},
+	"internal/harness/lab":  {"internal/harness/node", "internal/target"},
+
 	"cmd/sockwatch": {
 		"internal/events", "internal/evidence", "internal/loader", "internal/session", "internal/sink", "internal/target",
 		"internal/verify", "internal/report",
