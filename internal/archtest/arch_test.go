@@ -40,6 +40,8 @@ var allowed = map[string][]string{
 	"internal/harness/node": {},
 	"internal/harness/lab":  {"internal/harness/node", "internal/target"},
 
+	"plans":                 {},
+	"internal/harness/plan": {},
 	"cmd/sockwatch": {
 		"internal/events", "internal/evidence", "internal/loader", "internal/session", "internal/sink", "internal/target",
 		"internal/verify", "internal/report",
@@ -60,6 +62,8 @@ var pure = map[string][]string{
 	"internal/report": {"os", "io/fs", "net", "net/http", "os/exec", "os/signal", "syscall", "log"},
 	"internal/verify": {"os", "io/fs", "net", "net/http", "os/exec", "os/signal", "syscall", "log"},
 	"internal/events": {"os", "io/fs", "net", "net/http", "os/exec", "os/signal", "syscall", "log"},
+
+	"internal/harness/plan": {"os", "io/fs", "net", "net/http", "os/exec", "os/signal", "syscall", "log"},
 }
 
 // confined modules may be imported by these files only, because they are
