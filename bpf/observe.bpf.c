@@ -149,7 +149,7 @@ int tcp_probe(__u64 *ctx)
 	__u32 seq, end_seq, ack;
 	__u8 why = 0;
 
-	if (!watches_sock(sk))
+	if (!may_watch(sk->__sk_common.skc_net.net->ns.inum))
 		return 0;
 	tp = bpf_skc_to_tcp_sock(sk);
 	if (!tp)
@@ -171,7 +171,7 @@ int tcp_probe(__u64 *ctx)
 	} else if (seq == tp->rcv_nxt - 1) {
 		why |= RECEIVE_PROBE;
 	}
-	if (!why)
+	if (!why || !watches_sock(sk))
 		return 0;
 	if (n)
 		n->run = 0;
@@ -289,10 +289,10 @@ int tcp_rcv_space_adjust(__u64 *ctx)
 	struct record *r;
 	struct note *n;
 
-	if (!watches_sock(sk))
+	if (!may_watch(sk->__sk_common.skc_net.net->ns.inum))
 		return 0;
 	n = note_of(sk);
-	if (n && n->pid)
+	if ((n && n->pid) || !watches_sock(sk))
 		return 0;
 	make_cookie(sk);
 	n = learn(sk, VIA_RECV, false);

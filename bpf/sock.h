@@ -83,14 +83,22 @@ struct {
 	__type(value, struct note);
 } notes_by_addr SEC(".maps");
 
-static __always_inline bool watches(__u32 inode)
+/*
+ * False for nearly every namespace that is not watched. Where most runs write
+ * nothing it is asked first, and the exact answer only before something is
+ * written.
+ */
+static __always_inline bool may_watch(__u32 inode)
 {
 	__u32 word = (inode % WATCHED_BITS) / 64;
 	__u64 *bits = bpf_map_lookup_elem(&watched_bits, &word);
 
-	if (!bits || !(*bits & (1ULL << (inode % 64))))
-		return false;
-	return bpf_map_lookup_elem(&watched, &inode) != NULL;
+	return bits && (*bits & (1ULL << (inode % 64)));
+}
+
+static __always_inline bool watches(__u32 inode)
+{
+	return may_watch(inode) && bpf_map_lookup_elem(&watched, &inode);
 }
 
 static __always_inline struct record *reserve(__u32 program, __u8 kind)
