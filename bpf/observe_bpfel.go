@@ -102,8 +102,8 @@ type ObserveRecord struct {
 	LostOut         uint32
 	SackedOut       uint32
 	TotalRetrans    uint32
-	HighSeq         uint32
-	TlpHighSeq      uint32
+	RetransStamp    uint32
+	ProbesTstamp    uint32
 	UndoMarker      uint32
 	RcvTstamp       uint32
 	Lrcvtime        uint32
@@ -133,7 +133,8 @@ type ObserveRecord struct {
 	KeepaliveProbes uint8
 	SynRetries      uint8
 	OwnerVia        uint8
-	Pad             [5]uint8
+	Shutdown        uint8
+	Pad             [4]uint8
 }
 
 type ObserveRecordFlag uint32

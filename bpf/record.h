@@ -123,8 +123,8 @@ struct record {
 	__u32 lost_out;
 	__u32 sacked_out;
 	__u32 total_retrans;
-	__u32 high_seq;
-	__u32 tlp_high_seq;
+	__u32 retrans_stamp; /* of the first retransmission, CLOCK_MONOTONIC in ms; 0: none */
+	__u32 probes_tstamp; /* of the first zero-window probe, jiffies; 0: none */
 	__u32 undo_marker;
 	__u32 rcv_tstamp; /* last ACK received, jiffies */
 	__u32 lrcvtime;   /* last data received, jiffies */
@@ -156,7 +156,8 @@ struct record {
 	__u8 keepalive_probes;
 	__u8 syn_retries;
 	__u8 owner_via;
-	__u8 pad[5];
+	__u8 shutdown; /* sk_shutdown: 1 receiving, 2 sending */
+	__u8 pad[4];
 };
 
 /* What each program did, per CPU. produced - lost were written to the ring. */

@@ -188,6 +188,7 @@ static __always_inline void fill_tcp(struct record *r, const struct sock *sk,
 		r->flags |= FLAG_MPTCP;
 	r->linger_jiffies = sk->sk_lingertime;
 	r->sk_err = sk->sk_err;
+	r->shutdown = sk->sk_shutdown;
 
 	/* inet_sport outlives skc_num, which is cleared with the port's binding. */
 	if (!r->local_port)
@@ -213,9 +214,12 @@ static __always_inline void fill_tcp(struct record *r, const struct sock *sk,
 	r->lost_out = tp->lost_out;
 	r->sacked_out = tp->sacked_out;
 	r->total_retrans = tp->total_retrans;
-	r->high_seq = tp->high_seq;
-	r->tlp_high_seq = tp->tlp_high_seq;
 	r->undo_marker = tp->undo_marker;
+	/* 6.7: a route may have it in microseconds. */
+	if (!bpf_core_field_exists(tp->tcp_usec_ts) || !BPF_CORE_READ_BITFIELD(tp, tcp_usec_ts))
+		r->retrans_stamp = tp->retrans_stamp;
+	if (bpf_core_field_exists(icsk->icsk_probes_tstamp)) /* 5.11 */
+		r->probes_tstamp = icsk->icsk_probes_tstamp;
 	r->rcv_tstamp = tp->rcv_tstamp;
 	r->lrcvtime = icsk->icsk_ack.lrcvtime;
 	r->user_timeout_ms = icsk->icsk_user_timeout;

@@ -132,6 +132,7 @@ struct sock {
 	int sk_err;
 	unsigned long sk_lingertime;
 	struct socket *sk_socket;
+	__u8 sk_shutdown;
 	__u16 sk_type;
 	__u16 sk_protocol;
 };
@@ -160,6 +161,7 @@ struct inet_connection_sock {
 		__u32 lrcvtime;
 	} icsk_ack;
 	__u32 icsk_user_timeout;
+	__u32 icsk_probes_tstamp;
 };
 
 /* Before 6.16. */
@@ -198,13 +200,14 @@ struct tcp_sock {
 	__u32 write_seq;
 	__u32 lost_out;
 	__u32 sacked_out;
-	__u32 high_seq;
 	__u32 undo_marker;
+	__u32 retrans_stamp;
 	__u32 total_retrans;
 	__u8 keepalive_probes;
 	unsigned int keepalive_time;
 	unsigned int keepalive_intvl;
 	bool is_mptcp;
+	__u8 tcp_usec_ts : 1;
 };
 
 struct request_sock {
