@@ -215,9 +215,14 @@ static __always_inline void fill_tcp(struct record *r, const struct sock *sk,
 	r->sacked_out = tp->sacked_out;
 	r->total_retrans = tp->total_retrans;
 	r->undo_marker = tp->undo_marker;
+	r->retrans_stamp = tp->retrans_stamp;
 	/* 6.7: a route may have it in microseconds. */
-	if (!bpf_core_field_exists(tp->tcp_usec_ts) || !BPF_CORE_READ_BITFIELD(tp, tcp_usec_ts))
-		r->retrans_stamp = tp->retrans_stamp;
+	if (r->retrans_stamp && bpf_core_field_exists(tp->tcp_usec_ts) &&
+	    BPF_CORE_READ_BITFIELD(tp, tcp_usec_ts)) {
+		__u32 since_us = r->mono_ns / 1000 - r->retrans_stamp;
+
+		r->retrans_stamp = r->mono_ns / 1000000 - since_us / 1000;
+	}
 	if (bpf_core_field_exists(icsk->icsk_probes_tstamp)) /* 5.11 */
 		r->probes_tstamp = icsk->icsk_probes_tstamp;
 	r->rcv_tstamp = tp->rcv_tstamp;
