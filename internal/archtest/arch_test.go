@@ -40,8 +40,9 @@ var allowed = map[string][]string{
 	"internal/harness/node": {},
 	"internal/harness/lab":  {"internal/harness/node", "internal/target"},
 
-	"plans":                 {},
-	"internal/harness/plan": {},
+	"plans":                  {},
+	"internal/harness/plan":  {},
+	"internal/harness/fault": {"internal/harness/lab", "internal/harness/plan"},
 	"cmd/sockwatch": {
 		"internal/events", "internal/evidence", "internal/loader", "internal/session", "internal/sink", "internal/target",
 		"internal/verify", "internal/report",

@@ -164,8 +164,9 @@ func (c *Cell) check(p *Plan) (field, what string) {
 			return at + field, what
 		}
 		for k, g := range c.Faults[:i] {
-			if f.Node == g.Node && f.Kind == g.Kind {
-				return at, fmt.Sprintf("fault %d does the same to %s", k+1, f.Node)
+			// Each is verified by what passes between the nodes.
+			if f.Kind == g.Kind && (f.Node == g.Node || f.Kind == Netsplit) {
+				return at, fmt.Sprintf("fault %d is a %s already", k+1, f.Kind)
 			}
 		}
 	}
