@@ -145,7 +145,7 @@ func (o *Observer) prepare(spec *ebpf.CollectionSpec) error {
 		"have_rdonly_cast":      o.kernel.rdonlyCast,
 		"retransmit_has_err":    o.kernel.retransmitHasErr,
 		"send_reset_has_reason": o.kernel.sendResetHasReason,
-		"wakeup_bytes":          o.opts.RingBytes / 8,
+		"wakeup_bytes":          o.opts.RingBytes / 2,
 		"arrival_jiffies":       uint32(max(1, uint64(o.opts.ArrivalThreshold)*hz/uint64(time.Second))),
 	} {
 		v, ok := spec.Variables[name]
