@@ -81,6 +81,13 @@ func (r MarkRequest) Reply(err error) {
 	}
 }
 
+// NewMark makes a request for [Config].Marks. Done gives its one reply: nil once
+// the mark is in the stream.
+func NewMark(m events.Mark, monoNS uint64) (r MarkRequest, done <-chan error) {
+	reply := make(chan error, 1)
+	return MarkRequest{Text: m.Text, Kind: m.Kind, By: m.By, MonoNS: monoNS, reply: reply}, reply
+}
+
 // Control is the socket through which marks reach a running session.
 type Control struct {
 	ln    *net.UnixListener

@@ -25,16 +25,17 @@ import (
 // Config is one observation.
 type Config struct {
 	Targets          []target.Spec
-	Wait             bool          // wait for targets that do not exist yet
-	Duration         time.Duration // once everything is attached; 0: until the context ends
-	ArrivalThreshold time.Duration // silence that makes data an arrival
-	RingBytes        uint64        // 0: loader.DefaultRingBytes
-	Wire             string        // loader.MethodNetfilter or MethodPacket; empty: the best there is
-	Sinks            []sink.Sink   // each gets every event; the caller closes them
-	ReadyFile        string        // created when everything is attached
-	ControlDir       string        // where to listen for marks; empty: not at all
-	Notice           func(string)  // lines for people
-	OnReady          func() error  // called once everything is attached
+	Wait             bool               // wait for targets that do not exist yet
+	Duration         time.Duration      // once everything is attached; 0: until the context ends
+	ArrivalThreshold time.Duration      // silence that makes data an arrival
+	RingBytes        uint64             // 0: loader.DefaultRingBytes
+	Wire             string             // loader.MethodNetfilter or MethodPacket; empty: the best there is
+	Sinks            []sink.Sink        // each gets every event; the caller closes them
+	ReadyFile        string             // created when everything is attached
+	ControlDir       string             // where to listen for marks; empty: not at all
+	Marks            <-chan MarkRequest // from this process, which closes it after Run; nil: none
+	Notice           func(string)       // lines for people
+	OnReady          func() error       // called once everything is attached
 	Version, Commit  string
 	Command          []string
 }
@@ -192,7 +193,10 @@ func (s *session) run(ctx context.Context) (_ *Result, err error) {
 	go s.forwardTargets(ctx, watcher)
 	go s.forwardTicks(ctx)
 	if control != nil {
-		go s.forwardMarks(ctx, control)
+		go s.forwardMarks(ctx, control.Marks())
+	}
+	if s.cfg.Marks != nil {
+		go s.forwardMarks(ctx, s.cfg.Marks)
 	}
 	err = s.loop(ctx)
 	cancel()
@@ -250,8 +254,8 @@ func (s *session) forwardTicks(ctx context.Context) {
 	}
 }
 
-func (s *session) forwardMarks(ctx context.Context, c *Control) {
-	for m := range c.Marks() {
+func (s *session) forwardMarks(ctx context.Context, marks <-chan MarkRequest) {
+	for m := range marks {
 		if !s.post(ctx, func() error { return s.mark(m) }) {
 			m.Reply(errEnding)
 		}
