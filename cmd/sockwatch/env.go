@@ -19,6 +19,7 @@ type environment struct {
 
 	Args    []string // without the program's name
 	Getenv  func(string) string
+	Environ func() []string
 	Geteuid func() int
 	// IsTerminal says whether a reader or writer above is one.
 	IsTerminal func(any) bool
@@ -40,6 +41,7 @@ func systemEnv() *environment {
 
 		Args:    os.Args[1:],
 		Getenv:  os.Getenv,
+		Environ: os.Environ,
 		Geteuid: os.Geteuid,
 		IsTerminal: func(f any) bool {
 			fd, ok := f.(interface{ Fd() uintptr })

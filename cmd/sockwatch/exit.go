@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sockwatch/sockwatch/internal/harness/lab"
 	"github.com/sockwatch/sockwatch/internal/loader"
 	"github.com/sockwatch/sockwatch/internal/session"
 	"github.com/sockwatch/sockwatch/internal/sink"
@@ -34,7 +35,7 @@ var exitTable = []struct {
 	{exitFailure, "sockwatch itself failed"},
 	{exitUsage, "usage: a flag, a duration, a target or a file is misspelled"},
 	{exitMachine, "this machine cannot: not root, a capability is missing, no BTF, the kernel refuses a program"},
-	{exitTarget, "target: unknown, ambiguous, Docker not running, all gone for good; mark: no sockwatch is running"},
+	{exitTarget, "target: unknown, ambiguous, Docker not running, all gone for good; mark: no sockwatch is running; lab: unknown, or there already"},
 	{exitOutput, "output: exists, in use by another sockwatch, disk full, broken pipe"},
 	{exitIncomplete, "the evidence is incomplete: records were lost (it says how many), or a second signal cut it short; with --require-complete, also when it cannot be proved complete"},
 	{exitContradiction, "verify: the evidence contradicts itself: it was edited or damaged"},
@@ -87,6 +88,17 @@ func classify(err error) (status int, hint string) {
 		return exitTarget, "the evidence up to then is complete"
 	case errors.Is(err, session.ErrNoInstance):
 		return exitTarget, "start one first: sudo sockwatch --netns NAME -o FILE"
+
+	case errors.Is(err, lab.ErrName), errors.Is(err, lab.ErrNode), errors.Is(err, lab.ErrBackend):
+		return exitUsage, "" // the error says it
+	case errors.Is(err, lab.ErrNotFound):
+		return exitTarget, "sockwatch lab up makes one"
+	case errors.Is(err, lab.ErrExists):
+		return exitTarget, "take it down first, sockwatch lab down, or give another one a name of its own: --name"
+	case errors.Is(err, lab.ErrEngine):
+		return exitTarget, "without Docker: --backend netns"
+	case errors.Is(err, lab.ErrUnsupported):
+		return exitMachine, ""
 
 	case isOutput(err):
 		return exitOutput, outputHint(err)

@@ -26,6 +26,8 @@ func rootCommand(env *environment) *cobra.Command {
 		explainCommand(),
 		doctorCommand(env),
 		schemaCommand(),
+		labCommand(env),
+		nodeCommand(env),
 		versionCommand(),
 		topic("targets", "How --netns names what is watched", targetsHelp),
 		topic("exit-status", "What the exit status says", exitHelp()),

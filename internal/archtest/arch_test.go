@@ -44,6 +44,7 @@ var allowed = map[string][]string{
 	"internal/harness/plan":  {},
 	"internal/harness/fault": {"internal/harness/lab", "internal/harness/plan"},
 	"cmd/sockwatch": {
+		"internal/harness/lab", "internal/harness/node",
 		"internal/events", "internal/evidence", "internal/loader", "internal/session", "internal/sink", "internal/target",
 		"internal/verify", "internal/report",
 	},
@@ -71,11 +72,13 @@ var pure = map[string][]string{
 // heavy, or will be replaced.
 var confined = map[string][]string{
 	"github.com/docker/docker/":                        {"internal/target/docker.go", "internal/testlab/docker.go"},
-	"github.com/vishvananda/netns":                     {"internal/target/namespace.go", "internal/testlab/netns.go", "internal/testlab/docker.go"},
+	"github.com/vishvananda/netns":                     {"internal/target/namespace.go", "internal/harness/lab/*.go", "internal/testlab/netns.go", "internal/testlab/docker.go"},
 	"github.com/spf13/cobra":                           {"cmd/sockwatch/*.go"},
 	"github.com/coreos/go-systemd/":                    {"internal/session/session.go"},
 	"github.com/cilium/ebpf":                           {"bpf/*.go", "internal/loader/*.go", "internal/testlab/*.go"},
 	"kernel.org/pub/linux/libs/security/libcap/":       {"internal/evidence/caps.go", "cmd/sockwatch/*.go"},
+	"google.golang.org/grpc":                           {"internal/harness/node/*.go"},
+	"github.com/siderolabs/grpc-proxy/":                {"internal/harness/node/apid.go"},
 	"github.com/invopop/jsonschema":                    {"internal/events/schema.go"},
 	"github.com/santhosh-tekuri/jsonschema/":           {"internal/verify/schema.go"},
 	"github.com/sockwatch/sockwatch/internal/testlab":  {},

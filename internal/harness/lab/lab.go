@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/sockwatch/sockwatch/internal/harness/node"
 )
 
 // The backends.
@@ -101,6 +103,9 @@ type backend interface {
 	dropOutput(ctx context.Context, n *Node, drop bool) error
 	condition(ctx context.Context, n *Node) (Condition, error)
 	log(ctx context.Context, n *Node) ([]byte, error)
+	running(ctx context.Context, n *Node) (bool, error)
+	enter(ctx context.Context, n *Node) error
+	config(n *Node) (node.Config, error)
 }
 
 var nameRule = regexp.MustCompile(`^[a-z][a-z0-9-]{0,30}[a-z0-9]$|^[a-z]$`)
@@ -159,7 +164,7 @@ func newLab(dir string, s state) (*Lab, error) {
 		l.nodes = append(l.nodes, n)
 	}
 	var err error
-	l.backend, err = newBackend(l)
+	l.backend, err = newBackend(l, s)
 	return l, err
 }
 

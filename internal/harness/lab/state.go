@@ -21,7 +21,8 @@ type state struct {
 	Binary  string       `json:"binary"`
 	Phase   Phase        `json:"phase"`
 	Made    time.Time    `json:"made"`
-	Network netip.Prefix `json:"network,omitzero"` // of the nodes; with docker known only once it is made
+	Network netip.Prefix `json:"network,omitzero"`  // of the nodes; with docker known only once it is made
+	Freezer string       `json:"freezer,omitempty"` // directory of the cgroups, with netns
 }
 
 func (s state) status(dir string) Status {

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -109,21 +110,23 @@ func single(list *structpb.ListValue) (*structpb.Struct, error) {
 	}
 	s := list.GetValues()[0].GetStructValue()
 	if e := field(s, errorField); e != "" {
-		return nil, &NodeError{Node: field(s, hostField), Code: field(s, codeField), Message: e}
+		return nil, &RemoteError{Node: field(s, hostField), Code: field(s, codeField), Message: e}
 	}
 	return s, nil
 }
 
-// NodeError is an error that a proxy had with a node, which came as a reply.
-type NodeError struct {
+// RemoteError is an error that a proxy had with a node, which came as a reply.
+type RemoteError struct {
 	Node, Code, Message string
 }
 
-func (e *NodeError) Error() string { return fmt.Sprintf("node %s: %s: %s", e.Node, e.Code, e.Message) }
+func (e *RemoteError) Error() string {
+	return fmt.Sprintf("node %s: %s: %s", e.Node, e.Code, e.Message)
+}
 
 // code of err in grpc's words.
 func code(err error) string {
-	if e, ok := err.(*NodeError); ok { //nolint:errorlint // as it was made
+	if e, ok := errors.AsType[*RemoteError](err); ok {
 		return e.Code
 	}
 	return status.Code(err).String()

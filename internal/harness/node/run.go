@@ -3,10 +3,10 @@ package node
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"os/exec"
 	"runtime"
 
@@ -60,7 +60,7 @@ func Run(ctx context.Context, dir, self string, out io.Writer) error {
 	case err = <-served:
 	case <-ctx.Done():
 	}
-	if cause := context.Cause(ctx); err == nil && cause != ctx.Err() {
+	if cause := context.Cause(ctx); err == nil && !errors.Is(cause, ctx.Err()) {
 		err = cause
 	}
 	return err
@@ -101,14 +101,10 @@ func RunRead(ctx context.Context, dir string, route Route, out io.Writer) error 
 	})
 }
 
-// RunApply is the client's program that applies the artifact in a file.
-func RunApply(ctx context.Context, dir string, route Route, file string, out io.Writer) error {
+// RunApply is the client's program that applies an artifact.
+func RunApply(ctx context.Context, dir string, route Route, artifact []byte, out io.Writer) error {
 	return outcome(out, func() (*Reading, error) {
 		c, err := ReadConfig(dir)
-		if err != nil {
-			return nil, err
-		}
-		artifact, err := os.ReadFile(file)
 		if err != nil {
 			return nil, err
 		}

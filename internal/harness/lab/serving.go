@@ -1,0 +1,93 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/sockwatch/sockwatch/internal/harness/node"
+)
+
+// answerWithin bounds the wait for a node's first answer.
+const answerWithin = 20 * time.Second
+
+// Dial makes a connection from the node, as [net.Dialer.DialContext] does, to
+// a numeric address.
+func (n *Node) Dial(ctx context.Context, network, address string) (net.Conn, error) {
+	var conn net.Conn
+	err := n.do(ctx, func() (err error) {
+		var d net.Dialer
+		conn, err = d.DialContext(ctx, network, address)
+		return err
+	})
+	return conn, err
+}
+
+// ReadVersion asks the worker for its configuration's version, from the
+// client, over a connection of its own. It is what `sockwatch node read` does
+// there, without a process.
+func (l *Lab) ReadVersion(ctx context.Context, route node.Route) (node.Reading, error) {
+	client, err := l.Node(Client)
+	if err != nil {
+		return node.Reading{}, err
+	}
+	c, err := l.backend.config(client)
+	if err != nil {
+		return node.Reading{}, err
+	}
+	return node.ReadVersion(ctx, c, route, client.Dial)
+}
+
+// waitServing waits until the node's programs answer. It asks over loopback,
+// so that neither a fault nor the network matters, and no node's connection to
+// another is made.
+func (n *Node) waitServing(ctx context.Context) error {
+	if n.Role == Client {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
+	if err := n.waitListening(ctx); err != nil {
+		return n.notReady(ctx, err)
+	}
+	c, err := n.lab.backend.config(n)
+	if err != nil {
+		return n.notReady(ctx, err)
+	}
+	if _, err := node.ReadOwn(ctx, c, loopback, n.Dial); err != nil {
+		return n.notReady(ctx, err)
+	}
+	return nil
+}
+
+var errEnded = errors.New("its programs have ended")
+
+func (n *Node) waitListening(ctx context.Context) error {
+	address := netip.AddrPortFrom(loopback, node.Port).String()
+	return await(ctx, func() (bool, error) {
+		conn, err := n.Dial(ctx, "tcp", address)
+		if err == nil {
+			conn.Close()
+			return true, nil
+		}
+		if running, e := n.lab.backend.running(ctx, n); e != nil || !running {
+			return false, errors.Join(e, errEnded)
+		}
+		return false, nil
+	})
+}
+
+// notReady adds what the node's log says last.
+func (n *Node) notReady(ctx context.Context, err error) error {
+	last := "nothing"
+	if b, e := n.lab.backend.log(context.WithoutCancel(ctx), n); e == nil {
+		for _, l := range node.ParseLog(b) {
+			last = strings.TrimSpace(l.Msg + " " + l.Error)
+		}
+	}
+	return fmt.Errorf("%w: node %s: %w; its log ends with: %s", ErrNotReady, n.Role, err, last)
+}
