@@ -8,7 +8,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sockwatch/sockwatch/internal/harness/fault"
 	"github.com/sockwatch/sockwatch/internal/harness/lab"
+	"github.com/sockwatch/sockwatch/internal/harness/plan"
 	"github.com/sockwatch/sockwatch/internal/loader"
 	"github.com/sockwatch/sockwatch/internal/session"
 	"github.com/sockwatch/sockwatch/internal/sink"
@@ -100,6 +102,11 @@ func classify(err error) (status int, hint string) {
 	case errors.Is(err, lab.ErrUnsupported):
 		return exitMachine, ""
 
+	case isPlan(err):
+		return exitUsage, "docs/harness.md says what a plan is"
+	case errors.Is(err, fault.ErrUnwell):
+		return exitTarget, "sockwatch lab status says what is wrong with it"
+
 	case isOutput(err):
 		return exitOutput, outputHint(err)
 
@@ -109,6 +116,11 @@ func classify(err error) (status int, hint string) {
 		return exitOK, ""
 	}
 	return exitFailure, ""
+}
+
+func isPlan(err error) bool {
+	var pe *plan.Error
+	return errors.As(err, &pe)
 }
 
 func isOutput(err error) bool {

@@ -40,11 +40,16 @@ var allowed = map[string][]string{
 	"internal/harness/node": {},
 	"internal/harness/lab":  {"internal/harness/node", "internal/target"},
 
-	"plans":                  {},
-	"internal/harness/plan":  {},
+	"plans":                 {},
+	"internal/harness/plan": {},
+	"internal/harness/measure": {
+		"internal/events", "internal/evidence", "internal/harness/fault", "internal/harness/lab", "internal/harness/node",
+		"internal/harness/plan", "internal/session", "internal/sink", "internal/target",
+	},
 	"internal/harness/fault": {"internal/harness/lab", "internal/harness/plan"},
 	"cmd/sockwatch": {
-		"internal/harness/lab", "internal/harness/node",
+		"internal/harness/fault", "internal/harness/lab", "internal/harness/measure", "internal/harness/node", "internal/harness/plan",
+		"plans",
 		"internal/events", "internal/evidence", "internal/loader", "internal/session", "internal/sink", "internal/target",
 		"internal/verify", "internal/report",
 	},

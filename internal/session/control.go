@@ -314,11 +314,20 @@ func Mark(ctx context.Context, m events.Mark) (int, error) {
 	return sendMark(ctx, ControlDir, m)
 }
 
+// MarkAt is Mark for something that was so at monoNS, by the kernel's clock.
+func MarkAt(ctx context.Context, m events.Mark, monoNS uint64) (int, error) {
+	return sendMarkAt(ctx, ControlDir, m, monoNS)
+}
+
 func sendMark(ctx context.Context, dir string, m events.Mark) (int, error) {
 	now, err := evidence.MonoNow()
 	if err != nil {
 		return 0, err
 	}
+	return sendMarkAt(ctx, dir, m, now)
+}
+
+func sendMarkAt(ctx context.Context, dir string, m events.Mark, now uint64) (int, error) {
 	if err := CheckMark(m); err != nil {
 		return 0, err
 	}

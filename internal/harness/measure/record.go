@@ -1,0 +1,226 @@
+package measure
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sockwatch/sockwatch/internal/evidence"
+	"github.com/sockwatch/sockwatch/internal/harness/plan"
+)
+
+// Record is run.json: what a reader needs to judge the results, and a resumed
+// run to go on.
+type Record struct {
+	ID       string    `json:"id"` // in the artifacts' labels
+	Plan     string    `json:"plan"`
+	Started  time.Time `json:"started"`
+	Version  string    `json:"version"`
+	Commit   string    `json:"commit"`
+	Go       string    `json:"go"`
+	Command  []string  `json:"command"`
+	Backend  string    `json:"backend"`
+	Parallel int       `json:"parallel"` // 0: chosen by the machine
+
+	Seed     uint64 `json:"seed"`               // of the order
+	Only     string `json:"only,omitempty"`     // cells selected, a regular expression
+	Captures int    `json:"captures,omitempty"` // of each cell; absent: as the plan says
+
+	Kernel   string            `json:"kernel"`
+	Machine  string            `json:"machine"`
+	HZ       uint32            `json:"hz"`
+	BootID   string            `json:"boot_id"`
+	BTF      string            `json:"btf_sha256"`
+	Lockdown string            `json:"lockdown"`
+	CPUs     int               `json:"cpus"`
+	Sysctls  map[string]string `json:"sysctls"` // of the host; those of each node are in its evidence
+}
+
+func (r *run) writeRecord() error {
+	host, err := evidence.Host()
+	if err != nil {
+		return err
+	}
+	sysctls, err := evidence.Sysctls()
+	if err != nil {
+		return err
+	}
+	rec := Record{
+		ID: r.id, Plan: r.Plan.Name, Started: time.Now().UTC(), Version: r.Version, Commit: r.Commit, Go: runtime.Version(),
+		Command: r.Command, Backend: r.Backend, Parallel: r.Parallel, Seed: r.Selection.Seed, Captures: r.Selection.Captures,
+		Kernel: host.Kernel, Machine: host.Machine, HZ: host.HZ, BootID: host.BootID, BTF: host.BTF, Lockdown: host.Lockdown,
+		CPUs: runtime.NumCPU(), Sysctls: sysctls,
+	}
+	if r.Selection.Only != nil {
+		rec.Only = r.Selection.Only.String()
+	}
+	b, err := json.MarshalIndent(rec, "", "  ")
+	if err != nil {
+		return err
+	}
+	return writeFile(r.path(recordName), append(b, '\n'))
+}
+
+func readRecord(path string) (Record, error) {
+	var rec Record
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return rec, err
+	}
+	if err := json.Unmarshal(b, &rec); err != nil {
+		return rec, fmt.Errorf("%s: %w", recordName, err)
+	}
+	return rec, nil
+}
+
+func (rec *Record) selection() (plan.Selection, error) {
+	s := plan.Selection{Seed: rec.Seed, Captures: rec.Captures}
+	if rec.Only != "" {
+		only, err := regexp.Compile(rec.Only)
+		if err != nil {
+			return s, err
+		}
+		s.Only = only
+	}
+	return s, nil
+}
+
+// conclude writes what follows from the table: the distribution, the summary,
+// and, of a run that is finished, the manifest.
+func (r *run) conclude() error {
+	cells := r.distribution()
+	var b strings.Builder
+	b.WriteString("cell\tcaptures\tlanded\tunknown\tinvalid\tlow95\thigh95\tlanding_min_s\tlanding_median_s\tlanding_max_s\tpredicted\tas_predicted\tmechanism_predicted\n")
+	for _, c := range cells {
+		fmt.Fprintf(&b, "%s\t%d\t%d\t%d\t%d\t%.3f\t%.3f\t%s\t%s\t%s\t%s\t%d\t%s\n", c.Cell.Name, c.N, c.Landed, c.Unknown, c.Invalid, c.Low, c.High,
+			at(c.Times, 0), at(c.Times, 0.5), at(c.Times, 1), c.Cell.Predict, c.Agree, clean(c.Cell.Predict.By))
+	}
+	if err := writeFile(r.path(distributionName), []byte(b.String())); err != nil {
+		return err
+	}
+	if err := writeFile(r.path(summaryName), []byte(r.summary(cells))); err != nil {
+		return err
+	}
+	if !r.result.Finished {
+		return nil
+	}
+	return writeManifest(r.Dir)
+}
+
+// outcome is what was measured of a cell.
+type outcome struct {
+	Cell                     *plan.Cell
+	N                        int // valid, and known
+	Landed, Unknown, Invalid int
+	Agree                    int
+	Low, High                float64
+	Times                    []float64 // of the landings, sorted
+	Mechanisms               map[string]int
+	Differ                   []string
+}
+
+// at is a quantile of sorted times, the nearest that was measured.
+func at(times []float64, q float64) string {
+	if len(times) == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.3f", times[int(q*float64(len(times)-1)+0.5)])
+}
+
+func (r *run) distribution() []*outcome {
+	var out []*outcome
+	for i := range r.Plan.Cells {
+		o := &outcome{Cell: &r.Plan.Cells[i], Mechanisms: make(map[string]int)}
+		there := false
+		for _, row := range r.rows {
+			if row.Cell != o.Cell.Name {
+				continue
+			}
+			there = true
+			switch {
+			case row.Valid != Yes:
+				o.Invalid++
+				continue
+			case row.Landed == Unknown:
+				o.Unknown++
+				continue
+			}
+			o.N++
+			if row.Landed == Yes {
+				o.Landed++
+				t := row.Applied
+				if t < 0 {
+					t = row.FirstSeen
+				}
+				o.Times = append(o.Times, t)
+			}
+			if row.Agrees == Yes {
+				o.Agree++
+			} else {
+				o.Differ = append(o.Differ, row.Capture+": "+row.Agrees)
+			}
+			if row.DeliveredBy != "" && row.DeliveredBy != "-" {
+				o.Mechanisms[row.DeliveredBy]++
+			} else {
+				o.Mechanisms["not delivered"]++
+			}
+		}
+		if !there {
+			continue
+		}
+		slices.Sort(o.Times)
+		o.Low, o.High = Interval(o.Landed, o.N)
+		out = append(out, o)
+	}
+	return out
+}
+
+func (r *run) summary(cells []*outcome) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "# %s\n\n%s\n\n", r.Plan.Name, r.Plan.About)
+	res := &r.result
+	fmt.Fprintf(&b, "%d of %d captures", res.Kept+res.Done, res.Total)
+	if !res.Finished {
+		b.WriteString(", **not finished**")
+	}
+	fmt.Fprintf(&b, "; %d invalid, %d not as predicted, %d not explained by their evidence, %d with evidence that is not complete.\n", res.Invalid, res.Differ, res.Undecided, res.Incomplete)
+	fmt.Fprintf(&b, "Backend %s, seed %d. run.json has the rest. Times are seconds after the send; intervals are exact (Clopper-Pearson), 95 %%.\n\n", r.Backend, r.Selection.Seed)
+	b.WriteString("| cell | landed | 95 % | when | predicted | as predicted | delivered by |\n|---|---|---|---|---|---|---|\n")
+	for _, c := range cells {
+		when := "–"
+		if len(c.Times) > 0 {
+			when = at(c.Times, 0)
+			if last := at(c.Times, 1); last != when {
+				when += " to " + last
+			}
+		}
+		var how []string
+		for _, m := range slices.Sorted(maps.Keys(c.Mechanisms)) {
+			how = append(how, fmt.Sprintf("%s: %d", m, c.Mechanisms[m]))
+		}
+		fmt.Fprintf(&b, "| %s | %d/%d | %.2f to %.2f | %s | %s | %d/%d | %s |\n", c.Cell.Name, c.Landed, c.N, c.Low, c.High, when, c.Cell.Predict, c.Agree, c.N, strings.Join(how, ", "))
+	}
+	b.WriteString("\n## Why\n")
+	for _, c := range cells {
+		fmt.Fprintf(&b, "\n### %s\n\nPredicted: %s, by %s.\n\n", c.Cell.Name, c.Cell.Predict, c.Cell.Predict.By)
+		rows := slices.DeleteFunc(slices.Clone(r.rows), func(row *Row) bool { return row.Cell != c.Cell.Name })
+		slices.SortFunc(rows, func(a, b *Row) int { return strings.Compare(a.Capture, b.Capture) })
+		for _, row := range rows {
+			what := row.Explanation
+			if row.Valid != Yes {
+				what = "invalid: " + row.Valid
+			}
+			if row.Agrees != Yes && row.Valid == Yes {
+				what += " **(" + row.Agrees + ")**"
+			}
+			fmt.Fprintf(&b, "- %s: %s. Worker's end: %s; other end: %s. Evidence: %s.\n", row.Capture, what, row.WorkerEnd, row.OtherEnd, row.Verdict)
+		}
+	}
+	return b.String()
+}
