@@ -144,14 +144,14 @@ func TestEnums(t *testing.T) {
 			"KIND_RETRANSMIT": uint64(KindRetransmit), "KIND_SYNACK": uint64(KindSynAck), "KIND_STATE": uint64(KindState),
 			"KIND_RECEIVE": uint64(KindReceive), "KIND_RESET_RECEIVED": uint64(KindResetReceived), "KIND_RESET_SENT": uint64(KindResetSent),
 			"KIND_ERROR": uint64(KindError), "KIND_DESTROY": uint64(KindDestroy), "KIND_INVENTORY": uint64(KindInventory),
-			"KIND_OWNER": uint64(KindOwner), "KIND_WIRE": uint64(KindWire), "KIND_MAX": uint64(KindMax),
+			"KIND_OWNER": uint64(KindOwner), "KIND_WIRE": uint64(KindWire), "KIND_DROP": uint64(KindDrop), "KIND_MAX": uint64(KindMax),
 		},
 		"program_id": {
 			"PROG_RETRANSMIT_SKB": uint64(ProgRetransmitSkb), "PROG_RETRANSMIT_SYNACK": uint64(ProgRetransmitSynack),
 			"PROG_SET_STATE": uint64(ProgSetState), "PROG_TCP_PROBE": uint64(ProgTCPProbe), "PROG_RECEIVE_RESET": uint64(ProgReceiveReset),
 			"PROG_SEND_RESET": uint64(ProgSendReset), "PROG_ERROR_REPORT": uint64(ProgErrorReport), "PROG_DESTROY_SOCK": uint64(ProgDestroySock),
 			"PROG_ITER_TCP": uint64(ProgIterTCP), "PROG_WIRE": uint64(ProgWire), "PROG_RCV_SPACE_ADJUST": uint64(ProgRcvSpaceAdjust),
-			"PROG_MAX": uint64(ProgMax),
+			"PROG_KFREE_SKB": uint64(ProgKfreeSkb), "PROG_MAX": uint64(ProgMax),
 		},
 		"receive_why": {
 			"RECEIVE_ACKED": uint64(ReceiveAcked), "RECEIVE_ARRIVAL": uint64(ReceiveArrival), "RECEIVE_PROBE": uint64(ReceiveProbe),

@@ -22,6 +22,7 @@ const (
 	KindInventory     = Kind(ObserveRecordKindKIND_INVENTORY)
 	KindOwner         = Kind(ObserveRecordKindKIND_OWNER)
 	KindWire          = Kind(ObserveRecordKindKIND_WIRE)
+	KindDrop          = Kind(ObserveRecordKindKIND_DROP)
 	KindMax           = Kind(ObserveRecordKindKIND_MAX)
 )
 
@@ -41,6 +42,7 @@ const (
 	ProgIterTCP          = ProgramID(ObserveProgramIdPROG_ITER_TCP)
 	ProgWire             = ProgramID(ObserveProgramIdPROG_WIRE)
 	ProgRcvSpaceAdjust   = ProgramID(ObserveProgramIdPROG_RCV_SPACE_ADJUST)
+	ProgKfreeSkb         = ProgramID(ObserveProgramIdPROG_KFREE_SKB)
 	ProgMax              = ProgramID(ObserveProgramIdPROG_MAX)
 )
 

@@ -5,7 +5,7 @@
  * The base set: BTF tracepoints on the TCP stack, host-wide, filtered by the
  * socket's network namespace. They copy; what it means is decided in Go.
  */
-#include "headers.h"
+#include "drop.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 

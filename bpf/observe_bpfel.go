@@ -53,7 +53,8 @@ const (
 	ObserveProgramIdPROG_ITER_TCP          ObserveProgramId = 8
 	ObserveProgramIdPROG_WIRE              ObserveProgramId = 9
 	ObserveProgramIdPROG_RCV_SPACE_ADJUST  ObserveProgramId = 10
-	ObserveProgramIdPROG_MAX               ObserveProgramId = 11
+	ObserveProgramIdPROG_KFREE_SKB         ObserveProgramId = 11
+	ObserveProgramIdPROG_MAX               ObserveProgramId = 12
 )
 
 type ObserveReceiveWhy uint32
@@ -165,7 +166,8 @@ const (
 	ObserveRecordKindKIND_INVENTORY      ObserveRecordKind = 9
 	ObserveRecordKindKIND_OWNER          ObserveRecordKind = 10
 	ObserveRecordKindKIND_WIRE           ObserveRecordKind = 11
-	ObserveRecordKindKIND_MAX            ObserveRecordKind = 12
+	ObserveRecordKindKIND_DROP           ObserveRecordKind = 12
+	ObserveRecordKindKIND_MAX            ObserveRecordKind = 13
 )
 
 type ObserveWireWhy uint32
@@ -190,6 +192,7 @@ const (
 	ObserveProgInetSkErrorReport   = "inet_sk_error_report"
 	ObserveProgInetSockSetState    = "inet_sock_set_state"
 	ObserveProgIterTcp             = "iter_tcp"
+	ObserveProgKfreeSkb            = "kfree_skb"
 	ObserveProgTcpDestroySock      = "tcp_destroy_sock"
 	ObserveProgTcpProbe            = "tcp_probe"
 	ObserveProgTcpRcvSpaceAdjust   = "tcp_rcv_space_adjust"
@@ -198,11 +201,16 @@ const (
 	ObserveProgTcpRetransmitSynack = "tcp_retransmit_synack"
 	ObserveProgTcpSendReset        = "tcp_send_reset"
 	ObserveVarArrivalJiffies       = "arrival_jiffies"
+	ObserveVarDropHandled          = "drop_handled"
+	ObserveVarDropNothing          = "drop_nothing"
+	ObserveVarDropUnsaid           = "drop_unsaid"
 	ObserveVarEnums                = "enums"
 	ObserveVarHaveRdonlyCast       = "have_rdonly_cast"
 	ObserveVarHaveSkStorage        = "have_sk_storage"
 	ObserveVarHaveSocketCookie     = "have_socket_cookie"
 	ObserveVarHaveTaskBtf          = "have_task_btf"
+	ObserveVarKfreeSkbHasReason    = "kfree_skb_has_reason"
+	ObserveVarKfreeSkbHasRxSk      = "kfree_skb_has_rx_sk"
 	ObserveVarRetransmitHasErr     = "retransmit_has_err"
 	ObserveVarSendResetHasReason   = "send_reset_has_reason"
 	ObserveVarSendResetSkNullable  = "send_reset_sk_nullable"
@@ -254,6 +262,7 @@ type ObserveProgramSpecs struct {
 	InetSkErrorReport   *ebpf.ProgramSpec `ebpf:"inet_sk_error_report"`
 	InetSockSetState    *ebpf.ProgramSpec `ebpf:"inet_sock_set_state"`
 	IterTcp             *ebpf.ProgramSpec `ebpf:"iter_tcp"`
+	KfreeSkb            *ebpf.ProgramSpec `ebpf:"kfree_skb"`
 	TcpDestroySock      *ebpf.ProgramSpec `ebpf:"tcp_destroy_sock"`
 	TcpProbe            *ebpf.ProgramSpec `ebpf:"tcp_probe"`
 	TcpRcvSpaceAdjust   *ebpf.ProgramSpec `ebpf:"tcp_rcv_space_adjust"`
@@ -280,11 +289,16 @@ type ObserveMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type ObserveVariableSpecs struct {
 	ArrivalJiffies      *ebpf.VariableSpec `ebpf:"arrival_jiffies"`
+	DropHandled         *ebpf.VariableSpec `ebpf:"drop_handled"`
+	DropNothing         *ebpf.VariableSpec `ebpf:"drop_nothing"`
+	DropUnsaid          *ebpf.VariableSpec `ebpf:"drop_unsaid"`
 	Enums               *ebpf.VariableSpec `ebpf:"enums"`
 	HaveRdonlyCast      *ebpf.VariableSpec `ebpf:"have_rdonly_cast"`
 	HaveSkStorage       *ebpf.VariableSpec `ebpf:"have_sk_storage"`
 	HaveSocketCookie    *ebpf.VariableSpec `ebpf:"have_socket_cookie"`
 	HaveTaskBtf         *ebpf.VariableSpec `ebpf:"have_task_btf"`
+	KfreeSkbHasReason   *ebpf.VariableSpec `ebpf:"kfree_skb_has_reason"`
+	KfreeSkbHasRxSk     *ebpf.VariableSpec `ebpf:"kfree_skb_has_rx_sk"`
 	RetransmitHasErr    *ebpf.VariableSpec `ebpf:"retransmit_has_err"`
 	SendResetHasReason  *ebpf.VariableSpec `ebpf:"send_reset_has_reason"`
 	SendResetSkNullable *ebpf.VariableSpec `ebpf:"send_reset_sk_nullable"`
@@ -335,11 +349,16 @@ func (m *ObserveMaps) Close() error {
 // It can be passed to LoadObserveObjects or ebpf.CollectionSpec.LoadAndAssign.
 type ObserveVariables struct {
 	ArrivalJiffies      *ebpf.Variable `ebpf:"arrival_jiffies"`
+	DropHandled         *ebpf.Variable `ebpf:"drop_handled"`
+	DropNothing         *ebpf.Variable `ebpf:"drop_nothing"`
+	DropUnsaid          *ebpf.Variable `ebpf:"drop_unsaid"`
 	Enums               *ebpf.Variable `ebpf:"enums"`
 	HaveRdonlyCast      *ebpf.Variable `ebpf:"have_rdonly_cast"`
 	HaveSkStorage       *ebpf.Variable `ebpf:"have_sk_storage"`
 	HaveSocketCookie    *ebpf.Variable `ebpf:"have_socket_cookie"`
 	HaveTaskBtf         *ebpf.Variable `ebpf:"have_task_btf"`
+	KfreeSkbHasReason   *ebpf.Variable `ebpf:"kfree_skb_has_reason"`
+	KfreeSkbHasRxSk     *ebpf.Variable `ebpf:"kfree_skb_has_rx_sk"`
 	RetransmitHasErr    *ebpf.Variable `ebpf:"retransmit_has_err"`
 	SendResetHasReason  *ebpf.Variable `ebpf:"send_reset_has_reason"`
 	SendResetSkNullable *ebpf.Variable `ebpf:"send_reset_sk_nullable"`
@@ -353,6 +372,7 @@ type ObservePrograms struct {
 	InetSkErrorReport   *ebpf.Program `ebpf:"inet_sk_error_report"`
 	InetSockSetState    *ebpf.Program `ebpf:"inet_sock_set_state"`
 	IterTcp             *ebpf.Program `ebpf:"iter_tcp"`
+	KfreeSkb            *ebpf.Program `ebpf:"kfree_skb"`
 	TcpDestroySock      *ebpf.Program `ebpf:"tcp_destroy_sock"`
 	TcpProbe            *ebpf.Program `ebpf:"tcp_probe"`
 	TcpRcvSpaceAdjust   *ebpf.Program `ebpf:"tcp_rcv_space_adjust"`
@@ -367,6 +387,7 @@ func (p *ObservePrograms) Close() error {
 		p.InetSkErrorReport,
 		p.InetSockSetState,
 		p.IterTcp,
+		p.KfreeSkb,
 		p.TcpDestroySock,
 		p.TcpProbe,
 		p.TcpRcvSpaceAdjust,

@@ -24,6 +24,7 @@ enum record_kind {
 	KIND_INVENTORY,      /* a socket that exists at attach */
 	KIND_OWNER,          /* tcp_rcv_space_adjust: a process was seen using the socket */
 	KIND_WIRE,           /* a segment at the namespace's edge, see wire_why */
+	KIND_DROP, /* kfree_skb: seg_* is the segment, arg_a skb->len, arg_b the reason, owner_comm the device */
 	KIND_MAX,
 };
 
@@ -40,6 +41,7 @@ enum program_id {
 	PROG_ITER_TCP,
 	PROG_WIRE,
 	PROG_RCV_SPACE_ADJUST,
+	PROG_KFREE_SKB,
 	PROG_MAX,
 };
 

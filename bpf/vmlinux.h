@@ -235,6 +235,7 @@ struct inet_timewait_sock {
 
 struct net_device {
 	possible_net_t nd_net;
+	char name[16];
 };
 
 struct sk_buff {
@@ -244,6 +245,7 @@ struct sk_buff {
 	char cb[48];
 	unsigned int len;
 	unsigned int data_len;
+	int skb_iif;
 	__be16 protocol;
 	__u16 transport_header;
 	__u16 network_header;
@@ -269,6 +271,7 @@ struct iphdr {
 	__u8 ihl : 4;
 	__u8 version : 4;
 	__be16 tot_len;
+	__be16 frag_off;
 	__u8 protocol;
 	__be32 saddr;
 	__be32 daddr;

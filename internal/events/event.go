@@ -28,6 +28,7 @@ const (
 	TypeRecovered  Type = "recovered"
 	TypeArrival    Type = "arrival"
 	TypeError      Type = "error"
+	TypeDrop       Type = "drop"
 	TypeMark       Type = "mark"
 	TypeClock      Type = "clock"
 	TypeLost       Type = "lost"
@@ -66,6 +67,7 @@ type Event struct {
 	Recovered  *Recovered  `json:"recovered,omitempty"`
 	Arrival    *Arrival    `json:"arrival,omitempty"`
 	Error      *Error      `json:"error,omitempty"`
+	Drop       *Drop       `json:"drop,omitempty"`
 	Mark       *Mark       `json:"mark,omitempty"`
 	Clock      *Clock      `json:"clock,omitempty"`
 	Lost       *Lost       `json:"lost,omitempty"`
@@ -244,6 +246,15 @@ type Arrival struct {
 type Error struct {
 	Errno uint32 `json:"errno" jsonschema_description:"sk->sk_err when sk_error_report ran."`
 	Name  string `json:"name" jsonschema_description:"Its name: ECONNRESET, ETIMEDOUT, ..."`
+}
+
+// Drop is a segment that the kernel dropped in the namespace.
+type Drop struct {
+	Reason    string   `json:"reason" jsonschema_description:"The kernel's name for the reason (enum skb_drop_reason without its prefix); empty where it gives none."`
+	Direction string   `json:"direction" jsonschema:"enum=sent,enum=received" jsonschema_description:"received: it had come in by a device of the namespace; sent: it came from a socket in it."`
+	Device    string   `json:"device" jsonschema_description:"Device that the segment was at (skb->dev->name); empty: none, it had no route yet or was in TCP already."`
+	SkbLen    uint32   `json:"skb_len" jsonschema_description:"skb->len: bytes in the buffer, with the headers that stood in it then."`
+	Segment   *Segment `json:"segment,omitempty" jsonschema_description:"The segment; absent where this kernel does not let its header be read."`
 }
 
 // Inventory is a socket that existed when its namespace was attached: it was

@@ -167,6 +167,12 @@ func examples() []*Event {
 			e.TCP.State, e.TCP.PacketsOut = "CLOSE", 0
 			e.TCP.SkErr, e.TCP.SinceLastAckUs, e.TCP.Retransmits = 110, 20_100_000, 7
 		}),
+		of(22, TypeDrop, 9_600_000_000, func(e *Event) {
+			e.Drop = &Drop{
+				Reason: "NETFILTER_DROP", Direction: "sent", Device: "eth0", SkbLen: 1076,
+				Segment: &Segment{SeqStart: e.TCP.SndUna, SeqEnd: e.TCP.SndUna + 1024, Ack: e.TCP.RcvNxt, Flags: "PSH,ACK"},
+			}
+		}),
 		mark,
 		clock,
 		lost,

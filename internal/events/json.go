@@ -97,6 +97,10 @@ func (e *Event) appendParts(b []byte) []byte {
 		b = appendStr(b, `,"name":`, e.Error.Name)
 		b = append(b, '}')
 	}
+	if e.Drop != nil {
+		b = append(b, `,"drop":`...)
+		b = e.Drop.appendJSON(b)
+	}
 	if e.Mark != nil {
 		b = appendStr(b, `,"mark":{"text":`, e.Mark.Text)
 		b = appendStr(b, `,"kind":`, e.Mark.Kind)
@@ -274,6 +278,18 @@ func (a *Arrival) appendJSON(b []byte) []byte {
 	b = appendUint(b, `,"bytes":`, uint64(a.Bytes))
 	b = append(b, `,"segment":`...)
 	b = a.Segment.appendJSON(b)
+	return append(b, '}')
+}
+
+func (d *Drop) appendJSON(b []byte) []byte {
+	b = appendStr(b, `{"reason":`, d.Reason)
+	b = appendStr(b, `,"direction":`, d.Direction)
+	b = appendStr(b, `,"device":`, d.Device)
+	b = appendUint(b, `,"skb_len":`, uint64(d.SkbLen))
+	if d.Segment != nil {
+		b = append(b, `,"segment":`...)
+		b = d.Segment.appendJSON(b)
+	}
 	return append(b, '}')
 }
 

@@ -74,7 +74,7 @@ func TestSchemaRefusesMutations(t *testing.T) {
 	s := compileSchema(t)
 	optional := map[string]bool{
 		"owner": true, "tcp": true, "mptcp": true, "container": true, "blind_ns": true, "sysctls": true, "sockets": true,
-		"reset.segment": true, "reset.trigger": true, "detail": true,
+		"reset.segment": true, "reset.trigger": true, "drop.segment": true, "detail": true,
 	}
 	for _, e := range examples() {
 		line := e.AppendJSON(nil)
@@ -134,7 +134,7 @@ func TestSchemaRefusesMutations(t *testing.T) {
 				v[string(other.Type)] = o[string(other.Type)]
 			})
 		}
-		refused("an unknown type", func(v map[string]any) { v["type"] = "drop" })
+		refused("an unknown type", func(v map[string]any) { v["type"] = "unheard-of" })
 		if e.Sock == nil {
 			refused("a socket", func(v map[string]any) {
 				v["sock"] = map[string]any{"cookie": 1, "family": "inet", "local": "1.2.3.4:5", "remote": "1.2.3.4:5"}

@@ -22,6 +22,7 @@ type Config struct {
 	HZ           uint32                // ticks a second
 	WallTime     func(uint64) WallTime // CLOCK_MONOTONIC to wall time
 	ResetReasons map[int32]string      // enum sk_rst_reason, without its prefix
+	DropReasons  map[uint32]string     // enum skb_drop_reason, without its prefix; empty: the kernel gives none
 	EdgeSeen     bool                  // RST segments are seen at the namespace's edge
 	ByAddress    bool                  // what is seen there names no socket, only addresses
 	NoCookies    bool                  // sockets may be without a cookie: make one up
@@ -35,7 +36,7 @@ type Tracker struct {
 	namespaces map[uint32]*namespace // by inode
 	socks      map[uint64]*sock      // by address of the struct sock
 	listeners  map[listenKey][]*sock
-	tuples     map[tuple]*sock  // by address; only with ByAddress
+	tuples     map[tuple]*sock  // by address
 	owners     map[uint64]Owner // by socket inode, from /proc
 	cookie     uint64           // the last that was made up
 
@@ -66,6 +67,7 @@ type Tracker struct {
 		recovered  Recovered
 		arrival    Arrival
 		err        Error
+		drop       Drop
 		inventory  Inventory
 	}
 }
@@ -236,6 +238,8 @@ func (t *Tracker) Track(r *bpf.Record) error {
 		return t.resetSent(ns, r)
 	case bpf.KindResetReceived:
 		return t.resetReceived(ns, r)
+	case bpf.KindDrop:
+		return t.drop(ns, r)
 	}
 	s := t.sock(ns, r)
 	switch r.Kind {
@@ -378,9 +382,16 @@ func (t *Tracker) sock(ns *namespace, r *bpf.Record) *sock {
 			s.state = int(r.ArgB)
 		}
 	}
-	old := s.tuple
 	// Its listener may speak MPTCP and the client not.
 	s.id.MPTCP = r.Flags&bpf.FlagMPTCP != 0 && !accepted
+	t.place(s, r)
+	t.own(s, r)
+	return s
+}
+
+// place takes the addresses of a socket from its record.
+func (t *Tracker) place(s *sock, r *bpf.Record) {
+	old := s.tuple
 	// The kernel clears ports and addresses when a socket closes: keep the last that were set.
 	if r.RemotePort != 0 || !s.id.Remote.IsValid() {
 		s.id.Remote = addrPort(r.RemoteAddr, r.RemotePort)
@@ -392,14 +403,12 @@ func (t *Tracker) sock(ns *namespace, r *bpf.Record) *sock {
 		s.tuple.local, s.tuple.lport = r.LocalAddr, r.LocalPort
 	}
 	s.tuple.ns = r.NetnsInode
-	if t.cfg.ByAddress && s.tuple != old {
+	if s.tuple != old {
 		if t.tuples[old] == s {
 			delete(t.tuples, old)
 		}
 		t.tuples[s.tuple] = s
 	}
-	t.own(s, r)
-	return s
 }
 
 // madeUp is where made-up cookies begin: no kernel counts that far, and what
@@ -791,6 +800,9 @@ func (t *Tracker) wire(ns *namespace, r *bpf.Record) error {
 		return nil
 	}
 	if r.Flags&bpf.FlagNoSock != 0 {
+		if !t.cfg.ByAddress {
+			return nil
+		}
 		return t.packet(r)
 	}
 	s := t.sock(ns, r)

@@ -187,6 +187,8 @@ func hasPart(e *events.Event) bool {
 		return e.Arrival != nil
 	case events.TypeError:
 		return e.Error != nil
+	case events.TypeDrop:
+		return e.Drop != nil
 	case events.TypeMark:
 		return e.Mark != nil
 	case events.TypeClock:

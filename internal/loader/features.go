@@ -35,6 +35,7 @@ var programs = []program{
 	{bpf.ProgErrorReport, "inet_sk_error_report", "tp_btf/inet_sk_error_report", "5.15", false, "errors reported to the application (error events)"},
 	{bpf.ProgDestroySock, "tcp_destroy_sock", "tp_btf/tcp_destroy_sock", "5.5", true, "when a socket is forgotten"},
 	{bpf.ProgRcvSpaceAdjust, "tcp_rcv_space_adjust", "tp_btf/tcp_rcv_space_adjust", "5.5", true, "owners of accepted sockets"},
+	{bpf.ProgKfreeSkb, "kfree_skb", "tp_btf/kfree_skb", "5.5", false, "dropped segments (drop events)"},
 	{bpf.ProgIterTCP, "iter_tcp", "iter/tcp", "5.9", true, "sockets that exist at attach (inventory)"},
 }
 
@@ -63,6 +64,9 @@ type kernel struct {
 	netnsCookie        bool
 	sparesInit         bool // runs no tracing programs while process 1 is on the processor
 	resetReasons       map[int32]string
+	dropHasReason      bool // kfree_skb says why
+	dropHasSocket      bool // and for which socket it was received
+	dropReasons        map[uint32]string
 }
 
 // ErrNoBTF is returned where the kernel was built without BTF.
@@ -110,6 +114,9 @@ func kernelFrom(spec *btf.Spec) kernel {
 		netnsCookie:        hasMember(spec, "net", "net_cookie"),
 		sparesInit:         hasMember(spec, "bpf_prog_aux", "init_owned"),
 		resetReasons:       resetReasons(spec),
+		dropHasReason:      args("kfree_skb") >= 3,
+		dropHasSocket:      args("kfree_skb") >= 4,
+		dropReasons:        dropReasons(spec),
 	}
 }
 
@@ -150,6 +157,15 @@ func (k kernel) blindSpots(wire string) []string {
 	}
 	if !k.retransmitHasErr {
 		spots = append(spots, "retransmissions that failed locally are not seen (kernel before 6.17)")
+	}
+	if !k.rdonlyCast {
+		spots = append(spots, "dropped segments that were received, and which segment it was of those that were sent (kernel before 6.2)")
+	}
+	if !k.dropHasReason {
+		spots = append(spots, "dropped segments carry no reason (kernel before 5.17)")
+	}
+	if !k.dropHasSocket {
+		spots = append(spots, "segments that TCP itself drops (kernel before 6.11)")
 	}
 	if !k.socketCookie {
 		spots = append(spots, "cookies of sockets that nobody asked for one: those above 2^52 are made up by the session, no other tool knows them (kernel before 5.12)")

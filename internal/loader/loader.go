@@ -146,6 +146,11 @@ func (o *Observer) prepare(spec *ebpf.CollectionSpec) error {
 		"retransmit_has_err":    o.kernel.retransmitHasErr,
 		"send_reset_has_reason": o.kernel.sendResetHasReason,
 		"wakeup_bytes":          o.opts.RingBytes / 2,
+		"kfree_skb_has_reason":  o.kernel.dropHasReason,
+		"kfree_skb_has_rx_sk":   o.kernel.dropHasSocket,
+		"drop_nothing":          reasonsWhere(o.kernel.dropReasons, losesNothing),
+		"drop_handled":          reasonsWhere(o.kernel.dropReasons, handledByTCP),
+		"drop_unsaid":           reasonsWhere(o.kernel.dropReasons, saysNothing),
 		"arrival_jiffies":       uint32(max(1, uint64(o.opts.ArrivalThreshold)*hz/uint64(time.Second))),
 	} {
 		v, ok := spec.Variables[name]

@@ -173,6 +173,7 @@ func (s *session) run(ctx context.Context) (_ *Result, err error) {
 		HZ:           s.host.HZ,
 		WallTime:     s.clock.Wall,
 		ResetReasons: s.obs.ResetReasons(),
+		DropReasons:  s.obs.DropReasons(),
 		EdgeSeen:     true,
 		ByAddress:    s.obs.WireMethod() == loader.MethodPacket,
 		NoCookies:    s.obs.Gaps().Cookies,

@@ -110,7 +110,7 @@ func severity(e *events.Event) string {
 		}
 	}
 	switch e.Type {
-	case events.TypeAbort, events.TypeReset, events.TypeError, events.TypeLost:
+	case events.TypeAbort, events.TypeReset, events.TypeError, events.TypeDrop, events.TypeLost:
 		return red
 	case events.TypeRetransmit, events.TypeProbe:
 		return yellow
@@ -154,6 +154,8 @@ func (t *Text) what(e *events.Event) {
 		t.sayf("arrival  %d bytes after %s of silence", e.Arrival.Bytes, ms(e.Arrival.SilenceMs))
 	case e.Type == events.TypeError && e.Error != nil:
 		t.sayf("error  %s reported to the application", e.Error.Name)
+	case e.Type == events.TypeDrop && e.Drop != nil:
+		t.drop(e)
 	case e.Type == events.TypeInventory && e.Inventory != nil:
 		t.say("inventory  existed before the trace")
 		if e.TCP != nil {
@@ -206,6 +208,25 @@ func (t *Text) reset(r *events.Reset) {
 		if s.Ack != 0 {
 			t.sayf(" ack %d", s.Ack)
 		}
+	}
+}
+
+func (t *Text) drop(e *events.Event) {
+	d := e.Drop
+	t.sayf("drop %s", d.Direction)
+	if d.Reason != "" {
+		t.say("  " + d.Reason)
+	}
+	if d.Device != "" {
+		t.say("  at " + d.Device)
+	}
+	switch s := d.Segment; {
+	case s == nil:
+		t.sayf("  %d bytes with headers", d.SkbLen)
+	case d.Direction == "sent" && e.TCP != nil:
+		t.sayf("  %s seq %+d..%d", s.Flags, int32(s.SeqStart-e.TCP.SndUna), int32(s.SeqEnd-e.TCP.SndUna))
+	default:
+		t.sayf("  %s seq %d..%d", s.Flags, s.SeqStart, s.SeqEnd)
 	}
 }
 

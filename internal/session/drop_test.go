@@ -1,0 +1,272 @@
+package session_test
+
+import (
+	"errors"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sockwatch/sockwatch/internal/events"
+	"github.com/sockwatch/sockwatch/internal/session"
+	"github.com/sockwatch/sockwatch/internal/testlab"
+)
+
+// Blind spots of drop events.
+const (
+	blindDropReceived = "dropped segments that were received"
+	blindDropByTCP    = "segments that TCP itself drops"
+)
+
+// network is a connection from A to B over one family.
+type network struct {
+	name   string
+	listen func(s *scene) *net.TCPListener
+}
+
+var networks = []network{
+	{"IPv4", func(s *scene) *net.TCPListener { return s.B.Listen("tcp4", s.B.Addr(port).String()) }},
+	{"IPv6", func(s *scene) *net.TCPListener { return s.B.Listen("tcp6", s.B.AddrV6(port).String()) }},
+}
+
+func (n network) connect(s *scene) (client, server *net.TCPConn) {
+	s.t.Helper()
+	client, server = s.A.Connect(s.B, n.listen(s))
+	send(s.t, client, 1)
+	receive(s.t, server, 1)
+	send(s.t, server, 1)
+	receive(s.t, client, 1)
+	return client, server
+}
+
+// dropsOf are the drops in a node's namespace with a reason.
+func dropsOf(evs []events.Event, n *testlab.Node, reason string) []events.Event {
+	return pick(evs, "drop", func(e *events.Event) bool { return in(n)(e) && e.Drop.Reason == reason })
+}
+
+// TestDropReceived: the receiver's packet filter takes data. The segment, the
+// socket it was for and the reason are in the event, and a capture in front of
+// the filter has the packet.
+func TestDropReceived(t *testing.T) {
+	t.Parallel()
+	for _, n := range networks {
+		t.Run(n.name, func(t *testing.T) {
+			t.Parallel()
+			s := stage(t, session.Config{})
+			client, server := n.connect(s)
+			capB := s.B.Capture(testlab.IfName)
+			filter := s.B.DropTCP(port, testlab.In)
+			send(t, client, 100)
+			s.until("second retransmission", 10*time.Second, func(e *events.Event) bool { return e.Retransmit != nil && e.Retransmit.Attempt == 2 })
+			filter.Undo()
+			receive(t, server, 100)
+			s.until("recovery", 10*time.Second, an("recovered", s.A))
+			want := cookie(t, server)
+			evs := s.finish()
+			if declared(evs[0].Session, blindDropReceived) {
+				none(t, evs, nil, "drop")
+				return
+			}
+			drops := dropsOf(evs, s.B, "NETFILTER_DROP")
+			if len(drops) < 3 || len(drops) != len(pick(evs, "drop", nil)) {
+				t.Fatalf("%d drops by the packet filter of %d, want the segment and two retransmissions at least", len(drops), len(pick(evs, "drop", nil)))
+			}
+			first := pick(evs, "retransmit", in(s.A))[0].Retransmit
+			for _, e := range drops {
+				d := e.Drop
+				if e.Sock.Cookie != want || e.Sock.Local != addr(t, server.LocalAddr()) || e.Sock.Remote != addr(t, server.RemoteAddr()) {
+					t.Errorf("line %d: dropped for %+v, want socket %d from %v to %v", e.Seq, e.Sock, want, server.LocalAddr(), server.RemoteAddr())
+				}
+				if d.Direction != "received" || d.Device != testlab.IfName || d.Segment == nil {
+					t.Fatalf("line %d: %+v", e.Seq, d)
+				}
+				if d.Segment.SeqStart != first.SeqStart || d.Segment.SeqEnd != d.Segment.SeqStart+100 || d.Segment.Flags != "PSH,ACK" {
+					t.Errorf("line %d: segment %+v, sent again was %+v", e.Seq, d.Segment, first)
+				}
+				seen(t, capB, "drop", e.MonoNS, func(p testlab.Packet) bool {
+					return !p.Outgoing && p.Seq == d.Segment.SeqStart && p.SeqEnd() == d.Segment.SeqEnd && p.Ack == d.Segment.Ack
+				})
+			}
+		})
+	}
+}
+
+// TestDropSent: the sender's own packet filter takes data and connection
+// requests on the way out.
+func TestDropSent(t *testing.T) {
+	t.Parallel()
+	for _, n := range networks {
+		t.Run(n.name, func(t *testing.T) {
+			t.Parallel()
+			s := stage(t, session.Config{})
+			client, server := n.connect(s)
+			filter := s.A.DropTCP(port, testlab.Out)
+			send(t, client, 100)
+			s.until("drop", 10*time.Second, an("drop", s.A))
+			filter.Undo()
+			receive(t, server, 100)
+			want := cookie(t, client)
+			evs := s.finish()
+			blind := declared(evs[0].Session, blindDropReceived)
+			for _, e := range pick(evs, "drop", nil) {
+				d := e.Drop
+				if e.Sock.Cookie != want || e.Sock.Local != addr(t, client.LocalAddr()) || e.TCP == nil || !in(s.A)(&e) {
+					t.Errorf("line %d: dropped for %+v", e.Seq, e.Sock)
+				}
+				if d.Direction != "sent" || d.SkbLen < 100 || (d.Reason != "NETFILTER_DROP" && !declared(evs[0].Session, "dropped segments carry no reason")) {
+					t.Errorf("line %d: %+v", e.Seq, d)
+				}
+				switch {
+				case blind:
+				case d.Segment == nil:
+					t.Errorf("line %d has no segment", e.Seq)
+				case d.Segment.SeqStart != e.TCP.SndUna || d.Segment.SeqEnd != e.TCP.SndUna+100:
+					t.Errorf("line %d: segment %+v, snd_una %d", e.Seq, d.Segment, e.TCP.SndUna)
+				}
+			}
+		})
+	}
+}
+
+// TestDropSYN: a connection request that never leaves is dropped for the socket
+// that connects; one that never arrives for none.
+func TestDropSYN(t *testing.T) {
+	t.Parallel()
+	s := stage(t, session.Config{})
+	l := s.listen()
+	var c *net.TCPConn
+	for _, n := range []*testlab.Node{s.A, s.B} {
+		filter := n.DropTCP(port, map[*testlab.Node]testlab.Hook{s.A: testlab.Out, s.B: testlab.In}[n])
+		done, before := make(chan *net.TCPConn), testlab.MonoNow()
+		go func() { done <- s.A.Dial("tcp", s.B.Addr(port).String()) }()
+		s.until("retransmission", 10*time.Second, func(e *events.Event) bool { return e.Retransmit != nil && e.MonoNS > before })
+		filter.Undo()
+		if c = <-done; c == nil {
+			t.Fatal("not connected")
+		}
+		if server, err := l.Accept(); err != nil {
+			t.Fatal(err)
+		} else {
+			defer server.Close()
+		}
+	}
+	evs := s.finish()
+	for _, e := range pick(evs, "drop", nil) {
+		sent := in(s.A)(&e)
+		if sent != (e.Sock.Cookie != 0) || sent != (e.Drop.Direction == "sent") {
+			t.Errorf("line %d: %+v of %+v", e.Seq, e.Drop, e.Sock)
+		}
+		if g := e.Drop.Segment; g != nil && (g.Flags != "SYN" || g.SeqEnd != g.SeqStart+1) {
+			t.Errorf("line %d: segment %+v", e.Seq, g)
+		}
+	}
+	if n := len(pick(evs, "drop", in(s.A))); n < 2 {
+		t.Errorf("%d SYNs dropped on the way out, want 2", n)
+	}
+	if n := len(pick(evs, "drop", in(s.B))); n < 1 && !declared(evs[0].Session, blindDropReceived) {
+		t.Errorf("%d SYNs dropped on the way in, want 1", n)
+	}
+}
+
+// TestDropAcknowledgements: the sender's packet filter takes what the receiver
+// acknowledges. The data comes again, and TCP has it already.
+func TestDropAcknowledgements(t *testing.T) {
+	t.Parallel()
+	s := stage(t, session.Config{})
+	client, server := s.connect()
+	filter := s.A.DropTCP(port, testlab.In)
+	send(t, client, 100)
+	receive(t, server, 100)
+	s.until("second retransmission", 10*time.Second, func(e *events.Event) bool { return e.Retransmit != nil && e.Retransmit.Attempt == 2 })
+	filter.Undo()
+	s.until("recovery", 10*time.Second, an("recovered", s.A))
+	mine, peers := cookie(t, client), cookie(t, server)
+	evs := s.finish()
+	if declared(evs[0].Session, blindDropReceived) {
+		return
+	}
+	acks := dropsOf(evs, s.A, "NETFILTER_DROP")
+	if len(acks) < 2 {
+		t.Errorf("%d acknowledgements dropped", len(acks))
+	}
+	for _, e := range acks {
+		if g := e.Drop.Segment; e.Sock.Cookie != mine || g == nil || g.Flags != "ACK" || g.SeqStart != g.SeqEnd {
+			t.Errorf("line %d: %+v for %+v", e.Seq, e.Drop.Segment, e.Sock)
+		}
+	}
+	if declared(evs[0].Session, blindDropByTCP) {
+		return
+	}
+	again := pick(evs, "drop", in(s.B))
+	if want := len(pick(evs, "retransmit", nil)); len(again) != want {
+		t.Errorf("%d of %d retransmissions were dropped as old", len(again), want)
+	}
+	for _, e := range again {
+		g := e.Drop.Segment
+		if r := e.Drop.Reason; (r != "TCP_OLD_DATA" && r != "TCP_OLD_SEQUENCE") || e.Sock.Cookie != peers || g == nil || g.SeqEnd-g.SeqStart != 100 {
+			t.Errorf("line %d: %+v for %+v", e.Seq, e.Drop, e.Sock)
+		}
+	}
+}
+
+// TestNoDrop: what the kernel frees in the course of things is no drop:
+// acknowledgements, closes, TIME_WAIT, probes, resets, refused connections.
+func TestNoDrop(t *testing.T) {
+	t.Parallel()
+	for _, n := range networks {
+		t.Run(n.name, func(t *testing.T) {
+			t.Parallel()
+			s := stage(t, session.Config{})
+			l := n.listen(s)
+			for i := range 20 {
+				client, server := s.A.Connect(s.B, l)
+				for range 5 {
+					send(t, client, 3000)
+					receive(t, server, 3000)
+					send(t, server, 100_000)
+					receive(t, client, 100_000)
+				}
+				first, second := client, server
+				if i%2 == 1 {
+					first, second = server, client
+				}
+				switch i % 3 {
+				case 0: // both FINs, TIME_WAIT
+					first.Close()
+					gone(t, second, io.EOF)
+					second.Close()
+				case 1: // a half-closed connection goes on
+					if err := first.CloseWrite(); err != nil {
+						t.Fatal(err)
+					}
+					gone(t, second, io.EOF)
+					send(t, second, 1000)
+					receive(t, first, 1000)
+					second.Close()
+					first.Close()
+				case 2:
+					if err := first.SetLinger(0); err != nil {
+						t.Fatal(err)
+					}
+					first.Close()
+					gone(t, second, unix.ECONNRESET)
+					second.Close()
+				}
+			}
+			idle, _ := s.A.Connect(s.B, l, testlab.KeepAlive(time.Second, time.Second, 3))
+			defer idle.Close()
+			s.until("second probe", 10*time.Second, func(e *events.Event) bool {
+				return e.Probe != nil && e.Probe.Number == 1 && e.Probe.Direction == "received"
+			})
+			l.Close()
+			if _, err := s.A.DialContext(t.Context(), "tcp", l.Addr().String()); !errors.Is(err, unix.ECONNREFUSED) {
+				t.Errorf("dial a port that nobody listens on: %v", err)
+			}
+			for _, e := range pick(s.finish(), "drop", nil) {
+				t.Errorf("line %d: %+v segment %+v of %+v", e.Seq, e.Drop, e.Drop.Segment, e.Sock)
+			}
+		})
+	}
+}
