@@ -16,6 +16,7 @@ const (
 	causeTLP          = "tlp"
 	causeFast         = "fast"
 	causeLossRecovery = "loss-recovery"
+	causeMTU          = "mtu"
 	causeUndecided    = "undecided"
 )
 
@@ -25,7 +26,10 @@ const (
 // The retransmission timer's handler clears icsk_pending before it sends, and
 // enters Loss; the loss probe's handler runs with its own timer still noted as
 // pending; everything sent on an acknowledgement finds another timer armed.
-func retransmitCause(r *bpf.Record) (cause, why string) {
+//
+// Loss is also where tcp_simple_retransmit puts a socket whose segments are too
+// large for their path; noTimeout says that none of its timeouts did.
+func retransmitCause(r *bpf.Record, noTimeout bool) (cause, why string) {
 	switch {
 	case r.SegFlags&flagSYN != 0 && r.State == stateSynSent:
 		return causeSyn, "the segment is a SYN"
@@ -37,10 +41,21 @@ func retransmitCause(r *bpf.Record) (cause, why string) {
 		return causeTLP, "in the loss probe timer: icsk_pending is loss-probe, ca_state before Recovery"
 	case r.CaState == caRecovery:
 		return causeFast, "on an acknowledgement or the reordering timer: ca_state Recovery"
+	case r.CaState == caLoss && r.Pending == timerRetrans && alone(r):
+		return causeRTO, "in the retransmission timer's handler, called because an ICMP error shortened its time (RFC 6069): ca_state Loss, nothing in flight, a window of one segment"
+	case r.CaState == caLoss && noTimeout:
+		return causeMTU, "segments too large for the path were marked lost: ca_state Loss without a timeout, a timer pending"
 	case r.CaState == caLoss:
 		return causeLossRecovery, "on an acknowledgement after a timeout: ca_state Loss, a timer pending"
 	}
 	return causeUndecided, fmt.Sprintf("ca_state %s with timer %s fits no known path", caName(r.CaState), timerName(r.Pending))
+}
+
+// alone reports whether the first segment is sent again the way only the
+// retransmission timer's handler does it: all that is out is lost, and an
+// acknowledgement that moved snd_una would have cleared icsk_retransmits.
+func alone(r *bpf.Record) bool {
+	return r.Retransmits > 0 && r.SegSeq == r.SndUna && r.RetransOut == 0 && r.SndCwnd == 1
 }
 
 // synAckWhy says why a connection request was answered again.
@@ -57,9 +72,8 @@ const probeIntervalMs = 500
 
 // dueFacts is what the next retransmission depends on beside the record.
 type dueFacts struct {
-	attempt   uint32 // number in its run
-	elapsedMs int64  // since what TCP_USER_TIMEOUT counts from (tp->retrans_stamp); -1: not known
-	headNow   bool   // the first unacknowledged segment is sent again in the same tick
+	attempt uint32 // number in its run
+	headNow bool   // the first unacknowledged segment is sent again in the same tick
 }
 
 // nextDue is when the retransmission timer will fire if nothing is
@@ -79,10 +93,7 @@ func nextDue(r *bpf.Record, cause string, f dueFacts, hz uint32, d *Defaults) in
 			next = min(rto*2, d.RTOMaxMs)
 		}
 		if r.UserTimeoutMs > 0 {
-			if f.elapsedMs < 0 {
-				return -1
-			}
-			next = max(min(next, int64(r.UserTimeoutMs)-f.elapsedMs), int64(tickMs))
+			next = max(min(next, int64(r.UserTimeoutMs)-sinceFirst(r)), int64(tickMs))
 		}
 		return next
 	case causeTLP:
@@ -90,7 +101,7 @@ func nextDue(r *bpf.Record, cause string, f dueFacts, hz uint32, d *Defaults) in
 		if r.ArgA == 0 {
 			return rto
 		}
-	case causeFast, causeLossRecovery:
+	case causeFast, causeLossRecovery, causeMTU:
 		// The timer starts anew with the first segment, once all are sent,
 		// unless it stands for the reordering timer.
 		left := int64(float64(int64(r.TimerExpires-r.Jiffies)) * tickMs)
@@ -102,6 +113,16 @@ func nextDue(r *bpf.Record, cause string, f dueFacts, hz uint32, d *Defaults) in
 		}
 	}
 	return -1
+}
+
+// sinceFirst is what TCP_USER_TIMEOUT counts, in milliseconds: from the first
+// retransmission of a loss episode, or from the SYN. The stamp is set after
+// the hook of the first.
+func sinceFirst(r *bpf.Record) int64 {
+	if r.RetransStamp == 0 {
+		return 0
+	}
+	return int64(int32(uint32(r.MonoNs/1e6) - r.RetransStamp))
 }
 
 // The causes of an abort.
@@ -116,7 +137,8 @@ const (
 	abortLinger      = "linger-zero"
 	abortMemory      = "out-of-memory"
 	abortDestroyed   = "destroyed"
-	abortNamespace   = "namespace-gone"
+	abortDisconnect  = "disconnected"
+	abortListener    = "listener-closed"
 	abortCancelled   = "connect-cancelled"
 )
 
@@ -134,7 +156,37 @@ type history struct {
 	resetSent     string // reason of a RST the socket sent before it closed, or ""
 	sentReset     bool
 	connectNS     uint64 // when it began to connect; 0: not known
+
+	// Of the record of its move to CLOSE.
+	disconnected bool   // a process ended it, and had not closed it
+	unaccepted   bool   // no process ever had it open
+	probingMs    uint64 // since the first zero-window probe; 0: not known
 }
+
+// ends takes what decides from the record of a move to CLOSE.
+func (h *history) ends(r *bpf.Record, hz uint32) {
+	old, user := int(r.ArgA), r.Flags&bpf.FlagUser != 0
+	// close shuts both directions down before it ends anything.
+	switch {
+	case old == stateEstablished || old == stateCloseWait:
+		h.disconnected = user && r.Shutdown&shutdownSend == 0
+	case old == stateFinWait1 || old == stateFinWait2:
+		h.disconnected = user && r.Shutdown&shutdownReceive == 0
+	default:
+		h.disconnected = false
+	}
+	h.unaccepted = !user && r.SockInode == 0 && r.Flags&bpf.FlagDead == 0
+	h.probingMs = 0
+	if r.ProbesTstamp != 0 {
+		h.probingMs = uint64(uint32(r.Jiffies)-r.ProbesTstamp) * 1000 / uint64(hz)
+	}
+}
+
+// sk->sk_shutdown.
+const (
+	shutdownReceive = 1
+	shutdownSend    = 2
+)
 
 // hangsOnReset reports whether a move to CLOSE is an abort only if the socket
 // sends a RST next. Once FIN was sent, a process may hold the socket's lock
@@ -190,6 +242,8 @@ func abortCause(r *bpf.Record, h *history) (by, cause, why string, ok bool) {
 		return byLocal, abortCancelled, "a process closed the socket while it was connecting", true
 	case finSent(old) && !h.sentReset:
 		return "", "", "", false
+	case user && h.disconnected:
+		return byLocal, abortDisconnect, "a process ended the connection and kept the socket: connect with the family AF_UNSPEC", true
 	case user && unread > 0 && !(finSent(old) && h.resetSent == "TCP_STATE"):
 		return byLocal, abortUnread, fmt.Sprintf("a process closed the socket with %d bytes unread", unread), true
 	case user && r.Flags&bpf.FlagLinger != 0 && r.LingerJiffies == 0:
@@ -201,11 +255,13 @@ func abortCause(r *bpf.Record, h *history) (by, cause, why string, ok bool) {
 	case finSent(old) && !user:
 		return byLocal, causeUndecided, "the socket sent a RST with reason " + h.resetSent + " after its FIN", true
 	case user:
-		return byUndecided, causeUndecided, "a process ended the connection without FIN, with nothing unread and without SO_LINGER: disconnected by connect(AF_UNSPEC)", true
+		return byUndecided, causeUndecided, "a process ended the connection without FIN, with nothing unread and without SO_LINGER", true
+	case h.unaccepted && (old == stateEstablished || old == stateCloseWait):
+		return byLocal, abortListener, "the connection waited to be accepted, and its listener was closed", true
 	case old == stateSynRecv:
 		return byLocal, causeUndecided, "the handshake was not completed", true
 	}
-	return byUndecided, causeUndecided, "no error, no RST and no process in the socket: its listener was closed before it was accepted", true
+	return byUndecided, causeUndecided, "no error, no RST and no process in the socket", true
 }
 
 func timeoutCause(r *bpf.Record, h *history, old int) (by, cause, why string, ok bool) {
@@ -229,6 +285,8 @@ func timeoutCause(r *bpf.Record, h *history, old int) (by, cause, why string, ok
 			return byLocal, abortUserTimeout, why, true
 		}
 		return byLocal, abortRetries, fmt.Sprintf("sk_err ETIMEDOUT in the SYN timer after %d retransmissions", r.Retransmits), true
+	case !outstanding && unsent && r.UserTimeoutMs > 0 && h.probingMs > 0 && h.probingMs < uint64(r.UserTimeoutMs):
+		return byLocal, abortRetries, fmt.Sprintf("sk_err ETIMEDOUT in the zero-window probe timer, %d probes unanswered, user_timeout_ms %d not reached after %d ms", r.ProbesOut, r.UserTimeoutMs, h.probingMs), true
 	case !outstanding && unsent && r.UserTimeoutMs > 0:
 		return byLocal, abortUserTimeout, fmt.Sprintf("sk_err ETIMEDOUT in the zero-window probe timer, user_timeout_ms %d, %d probes unanswered", r.UserTimeoutMs, r.ProbesOut), true
 	case !outstanding && unsent:

@@ -51,7 +51,7 @@ func TestRetransmitCause(t *testing.T) {
 		{"states of a newer kernel", stateEstablished, flagACK, 5, timerOther, causeUndecided, "ca_state CA_5 with timer timer-9"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			cause, why := retransmitCause(&bpf.Record{State: tt.state, SegFlags: tt.flags, CaState: tt.ca, Pending: tt.timer})
+			cause, why := retransmitCause(&bpf.Record{State: tt.state, SegFlags: tt.flags, CaState: tt.ca, Pending: tt.timer}, false)
 			if cause != tt.want {
 				t.Errorf("cause %s (%s), want %s", cause, why, tt.want)
 			}
@@ -59,6 +59,49 @@ func TestRetransmitCause(t *testing.T) {
 				t.Errorf("why %q does not say %q", why, tt.why)
 			}
 		})
+	}
+}
+
+// TestRevertedTimeout: an ICMP error may call the timer's handler, whose timer
+// is pending still. What an acknowledgement brings about looks otherwise.
+func TestRevertedTimeout(t *testing.T) {
+	reverted := bpf.Record{
+		State: stateEstablished, SegFlags: flagACK, CaState: caLoss, Pending: timerRetrans,
+		SegSeq: 1000, SndUna: 1000, Retransmits: 3, SndCwnd: 1, PacketsOut: 2, LostOut: 2,
+	}
+	if cause, why := retransmitCause(&reverted, false); cause != causeRTO || !strings.Contains(why, "ICMP") {
+		t.Errorf("%s (%s)", cause, why)
+	}
+	for name, change := range map[string]func(*bpf.Record){
+		"snd_una moved":        func(r *bpf.Record) { r.Retransmits = 0 },
+		"another segment":      func(r *bpf.Record) { r.SegSeq = 2448 },
+		"one in flight":        func(r *bpf.Record) { r.RetransOut = 1 },
+		"window opened":        func(r *bpf.Record) { r.SndCwnd = 2 },
+		"the reordering timer": func(r *bpf.Record) { r.Pending = timerReoTimeout },
+	} {
+		r := reverted
+		change(&r)
+		if cause, why := retransmitCause(&r, false); cause != causeLossRecovery {
+			t.Errorf("%s: %s (%s)", name, cause, why)
+		}
+	}
+}
+
+// TestNoTimeout: in Loss without a timeout, segments were too large for their
+// path. A timeout is told by its timer.
+func TestNoTimeout(t *testing.T) {
+	for _, tt := range []struct {
+		ca, timer uint8
+		want      string
+	}{
+		{caLoss, timerRetrans, causeMTU},
+		{caLoss, timerLossProbe, causeMTU},
+		{caLoss, timerNone, causeRTO},
+		{caRecovery, timerRetrans, causeFast},
+	} {
+		if cause, why := retransmitCause(&bpf.Record{State: stateEstablished, SegFlags: flagACK, CaState: tt.ca, Pending: tt.timer}, true); cause != tt.want {
+			t.Errorf("ca_state %s, timer %s: %s (%s), want %s", caName(tt.ca), timerName(tt.timer), cause, why, tt.want)
+		}
 	}
 }
 
@@ -82,16 +125,18 @@ func TestNextDue(t *testing.T) {
 		{"refused by the queue: a timer of its own", causeRTO, bpf.Record{Rto: ms(204), ArgA: 1}, dueFacts{attempt: 1}, 500},
 		{"refused by the queue, long rto", causeRTO, bpf.Record{Rto: ms(8000), ArgA: 1}, dueFacts{attempt: 4}, 500},
 
-		{"user timeout further away", causeRTO, bpf.Record{Rto: ms(204), UserTimeoutMs: 20_000}, dueFacts{attempt: 2, elapsedMs: 400}, 408},
-		{"user timeout next", causeRTO, bpf.Record{Rto: ms(816), UserTimeoutMs: 2500}, dueFacts{attempt: 4, elapsedMs: 1255}, 1245},
-		{"user timeout over: the next tick", causeRTO, bpf.Record{Rto: ms(816), UserTimeoutMs: 2500}, dueFacts{attempt: 4, elapsedMs: 2600}, 4},
-		{"user timeout that began before the trace", causeRTO, bpf.Record{Rto: ms(816), UserTimeoutMs: 2500}, dueFacts{attempt: 4, elapsedMs: -1}, -1},
+		{"user timeout further away", causeRTO, bpf.Record{Rto: ms(204), UserTimeoutMs: 20_000, MonoNs: 10_000e6, RetransStamp: 9600}, dueFacts{attempt: 2}, 408},
+		{"user timeout next", causeRTO, bpf.Record{Rto: ms(816), UserTimeoutMs: 2500, MonoNs: 10_000e6, RetransStamp: 8745}, dueFacts{attempt: 4}, 1245},
+		{"user timeout over: the next tick", causeRTO, bpf.Record{Rto: ms(816), UserTimeoutMs: 2500, MonoNs: 10_000e6, RetransStamp: 7400}, dueFacts{attempt: 4}, 4},
+		{"user timeout, the first timeout of an episode", causeRTO, bpf.Record{Rto: ms(816), UserTimeoutMs: 1000, MonoNs: 10_000e6}, dueFacts{attempt: 1}, 1000},
+		{"user timeout across a wrap of 32 bits", causeRTO, bpf.Record{Rto: ms(816), UserTimeoutMs: 2500, MonoNs: (1<<32 + 255) * 1e6, RetransStamp: 1<<32 - 1000}, dueFacts{attempt: 4}, 1245},
+		{"mtu, a later segment: the timer runs on", causeMTU, bpf.Record{Rto: ms(204), Pending: timerRetrans, Jiffies: 5000, TimerExpires: 5020, SegSeq: later, SndUna: head}, dueFacts{attempt: 3}, 80},
 
 		// tcp_syn_linear_timeouts, then doubling.
 		{"first SYN", causeSyn, bpf.Record{Rto: ms(1000)}, dueFacts{attempt: 1}, 1000},
 		{"last linear SYN", causeSyn, bpf.Record{Rto: ms(1000)}, dueFacts{attempt: 4}, 1000},
 		{"first SYN that doubles", causeSyn, bpf.Record{Rto: ms(1000)}, dueFacts{attempt: 5}, 2000},
-		{"SYN with user timeout", causeSyn, bpf.Record{Rto: ms(1000), UserTimeoutMs: 2500}, dueFacts{attempt: 2, elapsedMs: 2049}, 451},
+		{"SYN with user timeout", causeSyn, bpf.Record{Rto: ms(1000), UserTimeoutMs: 2500, MonoNs: 10_000e6, RetransStamp: 7951}, dueFacts{attempt: 2}, 451},
 		{"SYN refused by the queue", causeSyn, bpf.Record{Rto: ms(1000), ArgA: 1}, dueFacts{attempt: 1}, 500},
 
 		{"loss probe: a full rto from now", causeTLP, bpf.Record{Rto: ms(204), Pending: timerLossProbe}, dueFacts{attempt: 1}, 204},
@@ -182,6 +227,10 @@ func flagged(flags uint8) func(*bpf.Record) {
 	return func(r *bpf.Record) { r.Flags |= flags }
 }
 
+func shut(how uint8) func(*bpf.Record) {
+	return func(r *bpf.Record) { r.Shutdown = how }
+}
+
 func both(fs ...func(*bpf.Record)) func(*bpf.Record) {
 	return func(r *bpf.Record) {
 		for _, f := range fs {
@@ -231,6 +280,8 @@ func TestAbortCause(t *testing.T) {
 		{"user timeout", stateEstablished, both(errored(unix.ETIMEDOUT), outstanding, userTimeout(20_000)), history{}, byLocal, abortUserTimeout, "user_timeout_ms 20000"},
 		{"probes of a closed window", stateEstablished, both(errored(unix.ETIMEDOUT), unsent), history{}, byLocal, abortRetries, "zero-window probe timer, 5 probes"},
 		{"closed window with user timeout", stateEstablished, both(errored(unix.ETIMEDOUT), unsent, userTimeout(9000)), history{}, byLocal, abortUserTimeout, "zero-window probe timer, user_timeout_ms 9000"},
+		{"closed window before the user timeout", stateEstablished, both(errored(unix.ETIMEDOUT), unsent, userTimeout(60_000)), history{probingMs: 3000}, byLocal, abortRetries, "user_timeout_ms 60000 not reached after 3000 ms"},
+		{"closed window at the user timeout", stateEstablished, both(errored(unix.ETIMEDOUT), unsent, userTimeout(9000)), history{probingMs: 9000}, byLocal, abortUserTimeout, "user_timeout_ms 9000"},
 		{"SYN retries", stateSynSent, both(errored(unix.ETIMEDOUT), outstanding), history{}, byLocal, abortRetries, "SYN timer after 7"},
 		{"SYN retries of a simultaneous open", stateSynRecv, both(errored(unix.ETIMEDOUT), outstanding), history{}, byLocal, abortRetries, "SYN timer"},
 		{"SYN with user timeout", stateSynSent, both(errored(unix.ETIMEDOUT), outstanding, userTimeout(2500)), history{connectNS: 97.5e9}, byLocal, abortUserTimeout, "user_timeout_ms 2500"},
@@ -262,11 +313,16 @@ func TestAbortCause(t *testing.T) {
 		{"closed with data and FIN unread", stateCloseWait, both(user, unread(43)), history{}, byLocal, abortUnread, "42 bytes unread"},
 		{"closed with only the FIN unread, linger", stateCloseWait, both(user, unread(1), lingers(0)), history{}, byLocal, abortLinger, "SO_LINGER"},
 		{"linger zero", stateEstablished, both(user, lingers(0)), history{}, byLocal, abortLinger, "time of 0"},
-		{"linger with a time", stateEstablished, both(user, lingers(250)), history{}, byUndecided, causeUndecided, "AF_UNSPEC"},
-		{"disconnected", stateEstablished, user, history{}, byUndecided, causeUndecided, "AF_UNSPEC"},
+		{"linger with a time", stateEstablished, both(user, lingers(250)), history{}, byUndecided, causeUndecided, "without SO_LINGER"},
+		{"a process, without a reason", stateEstablished, user, history{}, byUndecided, causeUndecided, "without FIN"},
+		{"disconnected", stateEstablished, user, history{disconnected: true}, byLocal, abortDisconnect, "AF_UNSPEC"},
+		{"disconnected with data unread", stateEstablished, both(user, unread(42)), history{disconnected: true}, byLocal, abortDisconnect, "AF_UNSPEC"},
+		{"disconnected with linger zero", stateCloseWait, both(user, lingers(0)), history{disconnected: true}, byLocal, abortDisconnect, "AF_UNSPEC"},
 		{"orphan, no memory", stateFinWait1, nil, history{sentReset: true, resetSent: "TCP_ABORT_ON_MEMORY"}, byLocal, abortMemory, "TCP_ABORT_ON_MEMORY"},
 		{"handshake not completed", stateSynRecv, nil, history{}, byLocal, causeUndecided, "handshake"},
-		{"listener closed before accept", stateEstablished, nil, history{}, byUndecided, causeUndecided, "listener"},
+		{"listener closed before accept", stateEstablished, nil, history{unaccepted: true}, byLocal, abortListener, "listener"},
+		{"listener closed before accept, the peer had sent FIN", stateCloseWait, nil, history{unaccepted: true}, byLocal, abortListener, "listener"},
+		{"nobody and nothing", stateEstablished, nil, history{}, byUndecided, causeUndecided, "no process"},
 
 		// After FIN was sent the lock of a process says nothing; a RST does.
 		{"reads on after FIN, FIN processed under its lock", stateFinWait2, both(user, unread(1001)), history{}, "", orderly, ""},
@@ -275,7 +331,9 @@ func TestAbortCause(t *testing.T) {
 		{"half-closed, then closed with data unread", stateFinWait2, both(user, unread(10)), history{sentReset: true, resetSent: "TCP_ABORT_ON_CLOSE"}, byLocal, abortUnread, "10 bytes unread"},
 		{"half-closed, then closed with data unread (before 6.10)", stateFinWait1, both(user, unread(10)), history{sentReset: true}, byLocal, abortUnread, "10 bytes unread"},
 		{"half-closed, then linger zero", stateFinWait2, both(user, lingers(0)), history{sentReset: true, resetSent: "TCP_STATE"}, byLocal, abortLinger, "SO_LINGER"},
-		{"half-closed, then disconnected with data unread", stateFinWait2, both(user, unread(10)), history{sentReset: true, resetSent: "TCP_STATE"}, byUndecided, causeUndecided, "AF_UNSPEC"},
+		{"half-closed, then disconnected with data unread", stateFinWait2, both(user, unread(10)), history{sentReset: true, resetSent: "TCP_STATE"}, byUndecided, causeUndecided, "without FIN"},
+		{"half-closed, then disconnected", stateFinWait2, both(user, unread(10)), history{sentReset: true, resetSent: "TCP_STATE", disconnected: true}, byLocal, abortDisconnect, "AF_UNSPEC"},
+		{"half-closed, not read, FIN processed under its lock", stateFinWait2, both(user, unread(10)), history{disconnected: true}, "", orderly, ""},
 		{"negative TCP_LINGER2", stateFinWait2, user, history{sentReset: true, resetSent: "TCP_ABORT_ON_LINGER"}, byLocal, abortLinger, "TCP_LINGER2"},
 		{"no memory at close", stateFinWait1, user, history{sentReset: true, resetSent: "TCP_ABORT_ON_MEMORY"}, byLocal, abortMemory, "TCP_ABORT_ON_MEMORY"},
 		{"a RST by the kernel itself after FIN", stateFinWait2, nil, history{sentReset: true, resetSent: "TCP_STATE"}, byLocal, causeUndecided, "reason TCP_STATE after its FIN"},
@@ -296,6 +354,36 @@ func TestAbortCause(t *testing.T) {
 				t.Error("an abort without a reason")
 			}
 		})
+	}
+}
+
+// TestEnds: what the record of a move to CLOSE says beside the snapshot.
+func TestEnds(t *testing.T) {
+	file := func(r *bpf.Record) { r.SockInode = 7 }
+	user := flagged(bpf.FlagUser)
+	for _, tt := range []struct {
+		name   string
+		old    int
+		change func(*bpf.Record)
+		want   history
+	}{
+		{"closed", stateEstablished, both(user, file, shut(3)), history{}},
+		{"disconnected", stateEstablished, both(user, file), history{disconnected: true}},
+		{"disconnected, receiving shut down", stateEstablished, both(user, file, shut(1)), history{disconnected: true}},
+		{"disconnected after the peer's FIN", stateCloseWait, both(user, file, shut(1)), history{disconnected: true}},
+		{"half-closed, then disconnected", stateFinWait1, both(user, file, shut(2)), history{disconnected: true}},
+		{"half-closed, then closed", stateFinWait2, both(user, file, shut(3)), history{}},
+		{"connecting", stateSynSent, both(user, file), history{}},
+		{"by a timer", stateEstablished, file, history{}},
+		{"waiting to be accepted", stateEstablished, nil, history{unaccepted: true}},
+		{"an orphan", stateEstablished, flagged(bpf.FlagDead), history{}},
+		{"probing", stateEstablished, both(file, func(r *bpf.Record) { r.Jiffies, r.ProbesTstamp = 1<<32+5, 1<<32-245 }), history{probingMs: 1000}},
+	} {
+		r := closed(tt.old, tt.change)
+		got := history{disconnected: true, unaccepted: true, probingMs: 9}
+		if got.ends(&r, 250); got != tt.want {
+			t.Errorf("%s: %+v, want %+v", tt.name, got, tt.want)
+		}
 	}
 }
 

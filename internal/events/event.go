@@ -163,7 +163,7 @@ type Segment struct {
 
 // Retransmit is one call that sent segments again.
 type Retransmit struct {
-	Cause     string `json:"cause" jsonschema:"enum=syn,enum=synack,enum=rto,enum=tlp,enum=fast,enum=loss-recovery,enum=undecided" jsonschema_description:"What made the kernel send again; undecided with the reason in why."`
+	Cause     string `json:"cause" jsonschema:"enum=syn,enum=synack,enum=rto,enum=tlp,enum=fast,enum=loss-recovery,enum=mtu,enum=undecided" jsonschema_description:"What made the kernel send again; undecided with the reason in why."`
 	Attempt   uint32 `json:"attempt" jsonschema_description:"Number of this retransmission in its run, from 1. A run ends when the peer acknowledges something new."`
 	SeqStart  uint32 `json:"seq_start" jsonschema_description:"First sequence number sent again (TCP_SKB_CB(skb)->seq)."`
 	SeqEnd    uint32 `json:"seq_end" jsonschema_description:"One past the last (TCP_SKB_CB(skb)->end_seq); SYN and FIN count one."`
@@ -174,6 +174,7 @@ type Retransmit struct {
 	Why       string `json:"why" jsonschema_description:"The facts that decided the cause, or why it is undecided."`
 
 	DuplicateSYN bool `json:"duplicate_syn,omitempty" jsonschema_description:"synack: true if the peer's SYN came again and was answered, absent if the request's timer sent it."`
+	NoTimeout    bool `json:"no_timeout,omitempty" jsonschema_description:"In ca_state Loss: true if no timeout began it (tp->retrans_stamp and tp->undo_marker were 0 at the first retransmission), absent otherwise."`
 }
 
 // Probe is a keepalive or zero-window probe on the wire.
@@ -203,7 +204,7 @@ type Reset struct {
 // Abort is a connection that ended other than by FIN.
 type Abort struct {
 	By    string `json:"by" jsonschema:"enum=local,enum=peer,enum=undecided" jsonschema_description:"Which end ended it."`
-	Cause string `json:"cause" jsonschema:"enum=reset-received,enum=retries-exhausted,enum=user-timeout,enum=keepalive,enum=refused,enum=unreachable,enum=close-with-unread-data,enum=linger-zero,enum=out-of-memory,enum=destroyed,enum=namespace-gone,enum=connect-cancelled,enum=undecided" jsonschema_description:"What ended it; undecided with the reason in why."`
+	Cause string `json:"cause" jsonschema:"enum=reset-received,enum=retries-exhausted,enum=user-timeout,enum=keepalive,enum=refused,enum=unreachable,enum=close-with-unread-data,enum=linger-zero,enum=out-of-memory,enum=destroyed,enum=disconnected,enum=listener-closed,enum=connect-cancelled,enum=undecided" jsonschema_description:"What ended it; undecided with the reason in why."`
 	Why   string `json:"why" jsonschema_description:"The facts that decided the cause, or why it is undecided."`
 	State string `json:"state" jsonschema:"enum=ESTABLISHED,enum=SYN_SENT,enum=SYN_RECV,enum=FIN_WAIT1,enum=FIN_WAIT2,enum=TIME_WAIT,enum=CLOSE,enum=CLOSE_WAIT,enum=LAST_ACK,enum=LISTEN,enum=CLOSING,enum=NEW_SYN_RECV" jsonschema_description:"The state the connection was in when it ended."`
 
@@ -222,6 +223,10 @@ type AbortFacts struct {
 	ResetSent     bool   `json:"reset_sent" jsonschema_description:"The socket sent a RST before it was decided."`
 	ResetReason   string `json:"reset_reason" jsonschema_description:"The kernel's reason for that RST; empty without one, or where the kernel gives none."`
 	ConnectNS     uint64 `json:"connect_ns" jsonschema_description:"mono_ns when it began to connect; 0: it did not, or before the trace."`
+
+	Disconnected bool   `json:"disconnected,omitempty" jsonschema_description:"True if the process had not closed the socket (sk->sk_shutdown), so that it disconnected it; absent otherwise."`
+	Unaccepted   bool   `json:"unaccepted,omitempty" jsonschema_description:"True if the connection waited to be accepted: no file held the socket, and none had (SOCK_DEAD); absent otherwise."`
+	ProbingMs    uint64 `json:"probing_ms,omitempty" jsonschema_description:"Milliseconds since the first zero-window probe that found the window closed (icsk->icsk_probes_tstamp); absent when there was none, or where the kernel does not keep it."`
 }
 
 // Recovered is the first acknowledgement after a run of retransmissions.

@@ -216,6 +216,9 @@ func (r *Retransmit) appendJSON(b []byte) []byte {
 	if r.DuplicateSYN {
 		b = append(b, `,"duplicate_syn":true`...)
 	}
+	if r.NoTimeout {
+		b = append(b, `,"no_timeout":true`...)
+	}
 	return append(b, '}')
 }
 
@@ -259,6 +262,15 @@ func (a *Abort) appendJSON(b []byte) []byte {
 	b = appendBool(b, `,"reset_sent":`, f.ResetSent)
 	b = appendStr(b, `,"reset_reason":`, f.ResetReason)
 	b = appendUint(b, `,"connect_ns":`, f.ConnectNS)
+	if f.Disconnected {
+		b = append(b, `,"disconnected":true`...)
+	}
+	if f.Unaccepted {
+		b = append(b, `,"unaccepted":true`...)
+	}
+	if f.ProbingMs != 0 {
+		b = appendUint(b, `,"probing_ms":`, f.ProbingMs)
+	}
 	return append(b, "}}"...)
 }
 

@@ -37,11 +37,12 @@ func recheckRetransmit(e *Event) (cause, why string) {
 	if e.TCP == nil && flags&flagSYN != 0 {
 		return causeSynAck, synAckWhy(e.Retransmit.DuplicateSYN)
 	}
-	r := bpf.Record{SegFlags: flags}
-	if e.TCP != nil {
-		r.State, r.CaState, r.Pending = uint8(stateOf(e.TCP.State)), caOf(e.TCP.CaState), timerOf(e.TCP.PendingTimer)
+	r := bpf.Record{SegFlags: flags, SegSeq: e.Retransmit.SeqStart}
+	if t := e.TCP; t != nil {
+		r.State, r.CaState, r.Pending = uint8(stateOf(t.State)), caOf(t.CaState), timerOf(t.PendingTimer)
+		r.SndUna, r.Retransmits, r.RetransOut, r.SndCwnd = t.SndUna, t.Retransmits, t.RetransOut, t.SndCwnd
 	}
-	return retransmitCause(&r)
+	return retransmitCause(&r, e.Retransmit.NoTimeout)
 }
 
 // recordOfAbort rebuilds what abortCause looks at.
@@ -64,6 +65,7 @@ func recordOfAbort(e *Event) (bpf.Record, history) {
 	return r, history{
 		resetReceived: f.ResetReceived, dataAfterEnd: f.DataAfterEnd,
 		sentReset: f.ResetSent, resetSent: f.ResetReason, connectNS: f.ConnectNS,
+		disconnected: f.Disconnected, unaccepted: f.Unaccepted, probingMs: f.ProbingMs,
 	}
 }
 
@@ -78,6 +80,9 @@ func abortFacts(r *bpf.Record, h *history, hz uint32) AbortFacts {
 		ResetSent:     h.sentReset,
 		ResetReason:   h.resetSent,
 		ConnectNS:     h.connectNS,
+		Disconnected:  h.disconnected,
+		Unaccepted:    h.unaccepted,
+		ProbingMs:     h.probingMs,
 	}
 	if f.Linger {
 		// Up, so that only 0 is 0. The kernel has a largest value for "for ever".

@@ -43,6 +43,7 @@ func TestRecheckRetransmit(t *testing.T) {
 					c.state = uint8(state)
 					r := c.retransmits(1)
 					r.State, r.CaState, r.Pending, r.SegFlags = uint8(state), uint8(ca), uint8(timer), flags
+					r.UndoMarker = uint32(flags & flagPSH)
 					for _, e := range n.feed(r, c.destroyed()) {
 						rechecks(t, &e)
 						seen[e.Retransmit.Cause] = true
@@ -57,7 +58,7 @@ func TestRecheckRetransmit(t *testing.T) {
 		e := n.one(TypeRetransmit, r)
 		rechecks(t, &e)
 	}
-	for _, cause := range []string{causeSyn, causeSynAck, causeRTO, causeTLP, causeFast, causeLossRecovery, causeUndecided} {
+	for _, cause := range []string{causeSyn, causeSynAck, causeRTO, causeTLP, causeFast, causeLossRecovery, causeMTU, causeUndecided} {
 		if !seen[cause] {
 			t.Errorf("no retransmission was %s", cause)
 		}
@@ -85,6 +86,8 @@ func TestRecheckAbort(t *testing.T) {
 			r.UserTimeoutMs, r.LingerJiffies = few()*1500, uint64(few())
 			r.ProbesOut, r.Retransmits = uint8(few()), uint8(few())
 			r.Flags |= uint8(rng.IntN(256)) &^ bpf.FlagNoSock
+			r.Shutdown, r.SockInode, r.ProbesTstamp = uint8(rng.IntN(4)), uint64(few()), few()*100
+			r.Jiffies = 1000
 		})
 		past := history{resetReceived: rng.IntN(6) == 0, dataAfterEnd: rng.IntN(6) == 0, connectNS: uint64(few()) * 49e9}
 		if past.sentReset = coin(); past.sentReset {
@@ -104,7 +107,7 @@ func TestRecheckAbort(t *testing.T) {
 	}
 	for _, cause := range []string{
 		abortReset, abortRetries, abortUserTimeout, abortKeepalive, abortRefused, abortUnreachable, abortUnread, abortLinger,
-		abortMemory, abortDestroyed, abortCancelled, causeUndecided,
+		abortMemory, abortDestroyed, abortDisconnect, abortListener, abortCancelled, causeUndecided,
 	} {
 		if !seen[cause] {
 			t.Errorf("no abort was %s", cause)
@@ -118,7 +121,7 @@ func TestRecheckDisagrees(t *testing.T) {
 	if j, ok := Recheck(e); !ok || j.Cause != e.Retransmit.Cause {
 		t.Errorf("the example is %+v", j)
 	}
-	e.TCP.PendingTimer = "retrans"
+	e.TCP.PendingTimer, e.TCP.SndCwnd = "retrans", 2
 	if j, _ := Recheck(e); j.Cause != causeLossRecovery {
 		t.Errorf("with another timer %+v", j)
 	}

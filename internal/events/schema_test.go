@@ -270,11 +270,11 @@ func TestSchemaNames(t *testing.T) {
 	want("TCP", "ca_state", caNames[:])
 	want("TCP", "pending_timer", slices.Collect(maps.Keys(timers)))
 	want("Retransmit", "cause", []string{
-		causeSyn, causeSynAck, causeRTO, causeTLP, causeFast, causeLossRecovery, causeUndecided,
+		causeSyn, causeSynAck, causeRTO, causeTLP, causeFast, causeLossRecovery, causeMTU, causeUndecided,
 	})
 	want("Abort", "by", []string{byLocal, byPeer, byUndecided})
 	want("Abort", "cause", []string{
 		abortReset, abortRetries, abortUserTimeout, abortKeepalive, abortRefused, abortUnreachable, abortUnread, abortLinger, abortMemory,
-		abortDestroyed, abortNamespace, abortCancelled, causeUndecided,
+		abortDestroyed, abortDisconnect, abortListener, abortCancelled, causeUndecided,
 	})
 }

@@ -57,7 +57,7 @@ func life() []bpf.Record {
 		d.at(ms, bpf.KindResetSent, func(r *bpf.Record) { r.SockAddr, r.Flags, r.SegSegs, r.ArgB = 0, bpf.FlagNoSock, 1, 1 }),
 		d.rst(ms, true), d.rst(ms, false), d.rst(ms, false),
 		d.moves(stateEstablished, stateFinWait1, flagged(bpf.FlagUser)), d.moves(stateFinWait1, stateFinWait2, nil),
-		d.moves(stateFinWait2, stateClose, flagged(bpf.FlagUser|bpf.FlagLinger)), d.resetSent(ms, 25), d.destroyed(),
+		d.moves(stateFinWait2, stateClose, both(flagged(bpf.FlagUser|bpf.FlagLinger), shut(3))), d.resetSent(ms, 25), d.destroyed(),
 		l.moves(stateListen, stateClose, nil), l.destroyed(),
 	}
 	return recs

@@ -117,7 +117,10 @@ type sock struct {
 	sndNxt uint32 // as of the last record
 	unsent bool   // data waited to be sent, as of the last record
 	sent   uint32 // tp->total_retrans when it was last seen
-	probe  struct {
+
+	noTimeout bool // its Loss episode began without a timeout
+
+	probe struct {
 		number uint32
 		seq    uint32
 		rcvNxt uint32
@@ -138,8 +141,6 @@ type run struct {
 	firstNS uint64
 	times   [8]uint64 // of the last retransmissions, by count modulo 8
 
-	// What the timer's next expiry depends on.
-	stampNS  uint64 // of the first one that was not a loss probe (tp->retrans_stamp); never: not known
 	headTick uint64 // jiffies when the first unacknowledged segment was last sent again
 }
 
@@ -547,18 +548,13 @@ func (t *Tracker) retransmit(s *sock, r *bpf.Record) error {
 		sent = never
 	}
 	s.run.times[s.run.count%8] = sent
-	cause, why := retransmitCause(r)
-	due := dueFacts{attempt: s.run.count, elapsedMs: -1}
-	switch {
-	case cause == causeSyn && s.past.connectNS != 0:
-		due.elapsedMs = int64(r.MonoNs-s.past.connectNS) / 1e6
-	case cause == causeSyn || cause == causeTLP || s.run.stampNS == never:
-	case s.run.stampNS == 0:
-		s.run.stampNS = r.MonoNs
-		due.elapsedMs = 0
-	default:
-		due.elapsedMs = int64(r.MonoNs-s.run.stampNS) / 1e6
+	// Whatever is sent again sets the stamp, but for a loss probe: without one
+	// this is the first of its loss episode.
+	if r.RetransStamp == 0 || r.UndoMarker != 0 || r.CaState != caLoss {
+		s.noTimeout = r.CaState == caLoss && r.UndoMarker == 0 && r.Pending != timerNone
 	}
+	cause, why := retransmitCause(r, s.noTimeout)
+	due := dueFacts{attempt: s.run.count}
 	if r.SegSeq == r.SndUna && r.ArgA == 0 {
 		s.run.headTick = r.Jiffies
 	}
@@ -573,6 +569,7 @@ func (t *Tracker) retransmit(s *sock, r *bpf.Record) error {
 		Segments:  segments,
 		NextDueMs: nextDue(r, cause, due, t.cfg.HZ, &s.ns.defaults),
 		Why:       why,
+		NoTimeout: s.noTimeout,
 	}
 	switch {
 	case r.ArgA < 0:
@@ -705,6 +702,7 @@ func (t *Tracker) state(s *sock, r *bpf.Record) error {
 // abort says why a socket ended, unless it did in an orderly way. r is the
 // record of its move to CLOSE.
 func (t *Tracker) abort(s *sock, r *bpf.Record) error {
+	s.past.ends(r, t.cfg.HZ)
 	by, cause, why, ok := abortCause(r, &s.past)
 	if !ok {
 		return nil
@@ -771,7 +769,6 @@ func (t *Tracker) inventory(s *sock, r *bpf.Record) error {
 		for i := range s.run.times {
 			s.run.times[i] = never // before the trace
 		}
-		s.run.stampNS = never
 	}
 	t.begin(TypeInventory, r, s)
 	t.buf.inventory = Inventory{Inode: r.SockInode}

@@ -617,9 +617,10 @@ func TestTrackInventoryRun(t *testing.T) {
 	rec := c.retransmits(100 * ms)
 	rec.UserTimeoutMs = 20_000
 	rec.CaState, rec.Pending = caLoss, timerNone
+	rec.RetransStamp = uint32(c.now/ms) - 19_900
 	e = r.one(TypeRetransmit, rec)
-	if e.Retransmit.Attempt != 6 || e.Retransmit.NextDueMs != -1 {
-		t.Errorf("first one seen: %+v, want attempt 6, due not known", e.Retransmit)
+	if e.Retransmit.Attempt != 6 || e.Retransmit.NextDueMs != 100 {
+		t.Errorf("first one seen: %+v, want attempt 6, due in 100 ms", e.Retransmit)
 	}
 	x := r.one(TypeRecovered, c.acked(ms/10, 2000)).Recovered
 	if x.Retransmits != 6 || x.Answered != 0 || x.SinceLastUs != 100 {
@@ -651,8 +652,14 @@ func TestTrackUserTimeoutDue(t *testing.T) {
 		t.Errorf("first timeout: %+v", e.Retransmit)
 	}
 	c.base.Rto = 102
+	c.base.RetransStamp = uint32(c.now / ms)
 	if e := r.one(TypeRetransmit, c.retransmits(408*ms)); e.Retransmit.NextDueMs != 592 {
 		t.Errorf("second timeout: %+v, want the user timeout at 592", e.Retransmit)
+	}
+	// An acknowledgement ends the run, and not the episode: the stamp stays.
+	r.feed(c.acked(100*ms, c.base.SndUna+500))
+	if e := r.one(TypeRetransmit, c.retransmits(308*ms)); e.Retransmit.Attempt != 1 || e.Retransmit.NextDueMs != 1000-816 {
+		t.Errorf("first timeout of the second run: %+v, want the user timeout at 184", e.Retransmit)
 	}
 
 	// A SYN counts from connect.
@@ -664,6 +671,7 @@ func TestTrackUserTimeoutDue(t *testing.T) {
 		return rec
 	}
 	r.feed(c.moves(stateClose, stateSynSent, flagged(bpf.FlagUser)))
+	c.base.RetransStamp = uint32(c.now / ms)
 	if e := r.one(TypeRetransmit, syn(1024*ms)); e.Retransmit.Cause != causeSyn || e.Retransmit.NextDueMs != 1000 {
 		t.Errorf("first SYN again: %+v", e.Retransmit)
 	}
@@ -673,6 +681,37 @@ func TestTrackUserTimeoutDue(t *testing.T) {
 	got := r.feed(c.moves(stateSynSent, stateClose, errored(unix.ETIMEDOUT)))
 	if len(got) != 2 || got[1].Abort.Cause != abortRetries {
 		t.Errorf("before the user timeout: %+v", got[len(got)-1].Abort)
+	}
+}
+
+// TestTrackMTU: a loss episode that no timeout began, until one comes.
+func TestTrackMTU(t *testing.T) {
+	r := newRig(t)
+	c := newConn(1)
+	r.feed(c.moves(stateSynSent, stateEstablished, nil))
+	next := func(stamp, undo uint32, timer uint8) *Retransmit {
+		c.base.RetransStamp, c.base.UndoMarker, c.base.Pending, c.base.CaState = stamp, undo, timer, caLoss
+		e := r.one(TypeRetransmit, c.retransmits(ms))
+		rechecks(t, &e)
+		return e.Retransmit
+	}
+	for i, want := range []struct {
+		stamp, undo uint32
+		timer       uint8
+		cause       string
+	}{
+		{0, 0, timerRetrans, causeMTU},
+		{5, 0, timerRetrans, causeMTU},
+		{5, 0, timerNone, causeRTO},
+		{5, 7, timerNone, causeRTO}, // tcp_enter_loss
+		{5, 7, timerRetrans, causeLossRecovery},
+		{5, 0, timerRetrans, causeLossRecovery}, // undone
+		{0, 0, timerNone, causeRTO},             // of a window reduced before: no undo_marker
+		{5, 0, timerRetrans, causeLossRecovery},
+	} {
+		if got := next(want.stamp, want.undo, want.timer); got.Cause != want.cause {
+			t.Errorf("retransmission %d: %s (%s), want %s", i+1, got.Cause, got.Why, want.cause)
+		}
 	}
 }
 
@@ -1218,7 +1257,7 @@ func TestTrackHalfClosed(t *testing.T) {
 		t.Errorf("read to the end: %s", typesOf(got))
 	}
 	c = halfClosed(2)
-	end := c.moves(stateFinWait2, stateClose, flagged(bpf.FlagUser))
+	end := c.moves(stateFinWait2, stateClose, both(flagged(bpf.FlagUser), shut(3)))
 	r.one(TypeState, end)
 	got := r.feed(c.rst(ms, true), c.resetSent(ms/100, 17))
 	if typesOf(got) != "[reset abort]" {

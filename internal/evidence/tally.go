@@ -334,7 +334,7 @@ func (t *Tally) retransmit(e *events.Event) {
 		if !failed {
 			t.add(at, fastRetrans, segments, certain)
 		}
-	case "loss-recovery":
+	case "loss-recovery", "mtu":
 		if !failed {
 			t.add(at, slowStartRetrans, segments, certain)
 		}

@@ -227,8 +227,10 @@ func abortWords(l *line, first bool) string {
 		return "was ended by its kernel: out of memory for TCP (" + a.Why + ")"
 	case "destroyed":
 		return "was destroyed from outside, through SOCK_DESTROY (ss -K)"
-	case "namespace-gone":
-		return "ended with its namespace"
+	case "disconnected":
+		return "was disconnected by its process, which kept the socket (connect with AF_UNSPEC)"
+	case "listener-closed":
+		return "was waiting to be accepted when its listener was closed"
 	case "connect-cancelled":
 		return "was closed by its process while it was connecting"
 	}

@@ -39,7 +39,8 @@ func TestAbortWords(t *testing.T) {
 		{events.Abort{By: "local", Cause: "linger-zero", Why: "TCP_LINGER2 is negative"}, nil, false, "ended at once after its FIN, because TCP_LINGER2 is negative"},
 		{events.Abort{By: "local", Cause: "out-of-memory", Why: "sk_err ENOMEM"}, nil, false, "was ended by its kernel: out of memory for TCP (sk_err ENOMEM)"},
 		{events.Abort{By: "local", Cause: "destroyed"}, nil, false, "was destroyed from outside, through SOCK_DESTROY (ss -K)"},
-		{events.Abort{By: "local", Cause: "namespace-gone"}, nil, false, "ended with its namespace"},
+		{events.Abort{By: "local", Cause: "disconnected"}, nil, false, "was disconnected by its process, which kept the socket (connect with AF_UNSPEC)"},
+		{events.Abort{By: "local", Cause: "listener-closed"}, nil, false, "was waiting to be accepted when its listener was closed"},
 		{events.Abort{By: "local", Cause: "connect-cancelled"}, nil, false, "was closed by its process while it was connecting"},
 		{events.Abort{By: "undecided", Cause: "undecided", Why: "nobody knows"}, nil, false, "ended, and why is not decided: nobody knows"},
 	} {
