@@ -7,13 +7,16 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 	"kernel.org/pub/linux/libs/security/libcap/cap"
 
+	"github.com/sockwatch/sockwatch/internal/events"
 	"github.com/sockwatch/sockwatch/internal/evidence"
 	"github.com/sockwatch/sockwatch/internal/loader"
 	"github.com/sockwatch/sockwatch/internal/session"
@@ -184,7 +187,22 @@ func observe(ctx context.Context, env *environment, f observeFlags) (err error) 
 	if err != nil {
 		return err
 	}
+	if f.output != "" {
+		notice(fmt.Sprintf("%s: %d lines; the evidence is %s", f.output, res.Summary.Lines, verdict(res.Summary.Verdict)))
+	}
 	return complete(res, f.complete)
+}
+
+// verdict is a verdict in words.
+func verdict(v events.Verdict) string {
+	what := v.State
+	if v.By > 0 {
+		what = fmt.Sprintf("%s by %d", what, v.By)
+	}
+	if len(v.Reasons) > 0 {
+		what += ": " + strings.Join(v.Reasons, "; ")
+	}
+	return what
 }
 
 // complete makes an error of evidence with holes and, where a proof is asked
@@ -199,13 +217,8 @@ func complete(res *session.Result, prove bool) error {
 		return fail(exitIncomplete, "this is a defect of sockwatch, please report it",
 			"the evidence is incomplete: %d records are unaccounted for", k.Unaccounted)
 	case prove && res.Summary.Verdict.State != evidence.Complete:
-		v := res.Summary.Verdict
-		what := v.State
-		if v.By > 0 {
-			what = fmt.Sprintf("%s by %d", what, v.By)
-		}
 		return fail(exitIncomplete, "the summary has the whole ledger; docs/evidence.md says how to read it",
-			"the evidence is %s: %s", what, strings.Join(v.Reasons, "; "))
+			"the evidence is %s", verdict(res.Summary.Verdict))
 	}
 	return nil
 }
@@ -257,7 +270,7 @@ func (f *observeFlags) sinks(env *environment, notice func(string)) ([]sink.Sink
 	switch terminal := env.IsTerminal(env.Stdout); {
 	case f.format == formatText, f.format == formatAuto && terminal:
 		sinks = append(sinks, sink.NewText(env.Stdout, env.colour(env.Stdout)))
-	case f.output == "":
+	case f.output == "", f.format == formatJSON:
 		sinks = append(sinks, sink.NewJSONL(env.Stdout))
 	}
 	return sinks, nil
@@ -299,6 +312,10 @@ const readyPrefix = "ready: "
 func clearReadyFile(path string) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
+		// It is created much later: say now that it cannot be.
+		if err := unix.Access(filepath.Dir(path), unix.W_OK); err != nil {
+			return fail(exitOutput, "name a file in a directory that exists", "ready file %s: %w", path, err)
+		}
 		return nil
 	}
 	if err == nil {

@@ -35,6 +35,7 @@ func rootCommand(env *environment) *cobra.Command {
 		topic("targets", "How --netns names what is watched", targetsHelp),
 		topic("exit-status", "What the exit status says", exitHelp()),
 	)
+	root.SetHelpCommand(helpCommand())
 	addDevCommands(root)
 
 	root.SetArgs(env.Args)
@@ -50,6 +51,35 @@ func rootCommand(env *environment) *cobra.Command {
 // topic is a page of help that is no command.
 func topic(name, short, long string) *cobra.Command {
 	return &cobra.Command{Use: name, Short: short, Long: long}
+}
+
+// helpCommand is cobra's, which takes an unknown topic for none and does not
+// complete the pages that are no command.
+func helpCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [COMMAND|TOPIC]",
+		Short: "Help about a command or a topic",
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+			at, _, err := cmd.Root().Find(args)
+			if err != nil {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			var names []string
+			for _, c := range at.Commands() {
+				if !c.Hidden && strings.HasPrefix(c.Name(), prefix) {
+					names = append(names, cobra.CompletionWithDesc(c.Name(), c.Short))
+				}
+			}
+			return names, cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			at, rest, err := cmd.Root().Find(args)
+			if err != nil || len(rest) > 0 {
+				return usageError("commands and topics are listed by sockwatch --help", "no help about %q", strings.Join(args, " "))
+			}
+			return at.Help()
+		},
+	}
 }
 
 // flagError puts what pflag says into a usage error, with the hint of the

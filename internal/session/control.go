@@ -43,6 +43,7 @@ var errEnding = errors.New("the session is ending")
 
 const (
 	controlTimeout = 10 * time.Second // for a whole exchange
+	markTimeout    = 3 * time.Second  // for all answers to a mark: a script waits for them
 	maxRequest     = 64 << 10         // bytes; a text may be escaped to six times its length
 )
 
@@ -341,7 +342,7 @@ func sendMarkAt(ctx context.Context, dir string, m events.Mark, now uint64) (int
 	}
 
 	// All at once: one that is stalled must not delay the others.
-	ctx, cancel := context.WithTimeout(ctx, controlTimeout+time.Second)
+	ctx, cancel := context.WithTimeout(ctx, markTimeout)
 	defer cancel()
 	errs := make([]error, len(sockets))
 	var wg sync.WaitGroup
