@@ -127,7 +127,7 @@ func breakNode(ctx context.Context, env *environment, f *labFlags, spec fault.Sp
 	defer marks.wait()
 	in := &fault.Injector{Guard: guard, Mark: func(kind, text string, at uint64) {
 		if kind == "verified" || kind == "recovered" {
-			say("%s", text)
+			say("%s: %s", kind, text)
 		}
 		marks.put(events.Mark{Text: text, Kind: kind, By: fmt.Sprintf("sockwatch[%d]", os.Getpid())}, at)
 	}}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sockwatch/sockwatch/internal/harness/measure"
 	"github.com/sockwatch/sockwatch/internal/sink"
 	"github.com/sockwatch/sockwatch/internal/verify"
 )
@@ -17,7 +18,7 @@ import (
 func verifyCommand() *cobra.Command {
 	asJSON := false
 	cmd := &cobra.Command{
-		Use:   "verify FILE...",
+		Use:   "verify FILE...|DIR",
 		Short: "Derive again from saved evidence what it proves",
 		Long: `Derive again from saved evidence what it proves: on any machine, without root.
 
@@ -32,11 +33,16 @@ named. A contradiction means that the file was edited or damaged, or that
 sockwatch has a defect: please report it. What the evidence does not decide is
 called undecided.
 
+A DIR is what sockwatch measure wrote: its checksums are compared, each capture's
+explanation is derived again from its evidence, and every file of evidence is
+verified.
+
 The exit status is 0 if everything holds, 6 if something is missing and the rest
 holds, and 7 if the evidence contradicts itself.`,
 		Example: `  sockwatch verify run.jsonl
   sockwatch verify client.jsonl worker.jsonl   # both ends of one run
-  sockwatch verify --json run.jsonl | jq '.files[].findings'`,
+  sockwatch verify --json run.jsonl | jq '.files[].findings'
+  sockwatch verify results                     # of sockwatch measure`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return usageError("for example: sockwatch verify run.jsonl", "no file to verify")
@@ -47,6 +53,13 @@ holds, and 7 if the evidence contradicts itself.`,
 			return []string{"jsonl"}, cobra.ShellCompDirectiveFilterFileExt
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if info, err := os.Stat(args[0]); err == nil && info.IsDir() && len(args) == 1 {
+				evidence, err := verifyResults(cmd.OutOrStdout(), args[0], asJSON)
+				if err != nil {
+					return err
+				}
+				args = evidence
+			}
 			v, c := build()
 			var files []verify.Source
 			for _, name := range args {
@@ -76,6 +89,30 @@ holds, and 7 if the evidence contradicts itself.`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON")
 	return cmd
+}
+
+// verifyResults checks what measure wrote, its evidence apart, which it lists.
+func verifyResults(w io.Writer, dir string, asJSON bool) (evidence []string, err error) {
+	c, err := measure.Verify(dir)
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return nil, fail(exitMachine, "results can be read by their owner only: run it with sudo", "verify %s: permission denied", dir)
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, usageError("a run that was cut short has no checksums yet: sockwatch measure ... --resume", "verify %s: these are no finished results: %w", dir, err)
+	case err != nil:
+		return nil, fail(exitContradiction, "", "verify %s: %w", dir, err)
+	}
+	for _, d := range c.Differs {
+		fmt.Fprintf(w, "%s\n", sink.AppendPrintable(nil, []byte(d)))
+	}
+	if len(c.Differs) > 0 {
+		return nil, fail(exitContradiction, "", "%s differs from what was written, in %d places: it was edited or damaged", dir, len(c.Differs))
+	}
+	if asJSON {
+		return c.Evidence, nil
+	}
+	_, err = fmt.Fprintf(w, "%s: %d files as they were written, %d captures explained by their evidence\n", dir, len(c.Files), c.Captures)
+	return c.Evidence, err
 }
 
 // regular refuses what cannot be read twice.

@@ -16,7 +16,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/sockwatch/sockwatch/internal/events"
 	"github.com/sockwatch/sockwatch/internal/evidence"
 	"github.com/sockwatch/sockwatch/internal/harness/fault"
 	"github.com/sockwatch/sockwatch/internal/harness/lab"
@@ -485,7 +484,6 @@ func (c *capture) ended(cl *client) {
 		var o node.Outcome
 		if json.Unmarshal(line, &o) == nil && o.Event == "end" {
 			c.row.Client = strings.TrimSpace(o.Code + " " + o.Error)
-			c.facts.ClientError = o.Error
 		}
 	}
 }
@@ -588,46 +586,85 @@ func (c *capture) logs(ctx context.Context) {
 	}
 }
 
-// conclude explains the capture from its saved evidence.
+// conclude explains the capture from what is saved of it.
 func (c *capture) conclude() error {
-	if c.row.Valid == Yes {
-		f, err := evidence.ReadFile(c.run.evidence(c.ID))
+	r := c.row
+	if r.Landed != Unknown && (r.Landed == Yes) != (r.Lines > 0) && r.Valid == Yes {
+		r.Valid = fmt.Sprintf("version and log disagree: landed %s, %d lines", r.Landed, r.Lines)
+	}
+	b, err := json.MarshalIndent(c.facts, "", "  ")
+	if err == nil {
+		err = writeFile(c.run.facts(c.ID), append(b, '\n'))
+	}
+	if err != nil {
+		return &session.OutputError{Err: err}
+	}
+	if r.Valid == Yes {
+		x, err := derive(c.run.Dir, c.ID)
 		if err != nil {
 			return err
 		}
-		c.explain(f.Events)
+		r.explain(x, c.Cell.Predict)
+		c.script.say("landed: %s; predicted: %s; as predicted: %s", r.Landed, c.Cell.Predict, r.Agrees)
+		c.script.say("%s", r.Explanation)
 	}
-	return c.script.write(c.run.transcript(c.ID), c.facts.Sent)
+	if err := c.script.write(c.run.transcript(c.ID), c.facts.Sent); err != nil {
+		return &session.OutputError{Err: err}
+	}
+	return nil
 }
 
-func (c *capture) explain(evs []events.Event) {
-	r := c.row
-	if r.Landed != Unknown && (r.Landed == Yes) != (r.Lines > 0) {
-		r.Valid = fmt.Sprintf("version and log disagree: landed %s, %d lines", r.Landed, r.Lines)
+// derive explains a capture from the files in dir.
+func derive(dir, id string) (x explained, err error) {
+	b, err := os.ReadFile(filepath.Join(dir, factsDir, id+".json"))
+	if err != nil {
+		return x, err
 	}
-	x := Explain(evs, c.facts)
+	if err := json.Unmarshal(b, &x.facts); err != nil {
+		return x, fmt.Errorf("%s/%s.json: %w", factsDir, id, err)
+	}
+	f, err := evidence.ReadFile(filepath.Join(dir, evidenceDir, id+".jsonl"))
+	if err != nil {
+		return x, err
+	}
+	x.Explanation = Explain(f.Events, x.facts)
+	return x, nil
+}
+
+// explained is an explanation with what it rests on.
+type explained struct {
+	Explanation
+	facts Facts
+}
+
+// explain fills in what follows from the evidence.
+func (r *Row) explain(x explained, p plan.Prediction) {
 	if x.Connection != nil {
 		r.Connection = x.Connection.String()
 	}
 	r.DeliveredBy, r.WorkerEnd, r.OtherEnd, r.Explanation = x.DeliveredBy, x.WorkerEnd, x.OtherEnd, x.Text
 	if !x.Decided {
-		r.Explanation = "undecided: " + x.Text
+		r.Explanation = undecided + x.Text
 	}
 	if x.DeliveredNS != 0 {
-		r.Delivered = c.facts.after(x.DeliveredNS)
+		r.Delivered = x.facts.after(x.DeliveredNS)
 	}
 	r.Agrees = Unknown
 	if r.Landed != Unknown {
-		at := r.Applied
-		if at < 0 {
-			at = r.FirstSeen
-		}
-		if r.Agrees = c.Cell.Predict.Agrees(r.Landed == Yes, time.Duration(at*float64(time.Second))); r.Agrees == "" {
+		if r.Agrees = p.Agrees(r.Landed == Yes, time.Duration(r.landedAfter()*float64(time.Second))); r.Agrees == "" {
 			r.Agrees = Yes
 		}
 	}
-	c.script.say("landed: %s; predicted: %s; as predicted: %s", r.Landed, c.Cell.Predict, r.Agrees)
-	c.script.say("%s", r.Explanation)
+}
+
+const undecided = "undecided: "
+
+// landedAfter is when it landed: as the daemon says, else when it was seen.
+func (r *Row) landedAfter() float64 {
+	if r.Applied >= 0 {
+		return r.Applied
+	}
+	return r.FirstSeen
 }
 
 func (c *capture) note(format string, args ...any) {

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/sockwatch/sockwatch/internal/events"
 	"github.com/sockwatch/sockwatch/internal/harness/lab"
@@ -15,24 +16,28 @@ import (
 
 // Facts are what is known of a capture beside its events: what was done, and
 // what the nodes' programs wrote. Times are CLOCK_MONOTONIC, nanoseconds; 0:
-// it did not happen.
+// it did not happen. They are kept with the evidence, so that the explanation
+// can be derived again.
 type Facts struct {
-	Route       plan.Route
-	Sent, Ended uint64
-	Healed      uint64            // the last fault
-	Closed      uint64            // the last reading
-	Roles       map[string]string // of the namespaces, by name
-	Addrs       map[string]netip.Addr
-	Pinned      *Conn // the proxy's warm connection; nil: there was none
+	Route  plan.Route            `json:"route"`
+	Sent   uint64                `json:"sent_ns"`
+	Ended  uint64                `json:"ended_ns"`  // the client
+	Healed uint64                `json:"healed_ns"` // the last fault
+	Closed uint64                `json:"closed_ns"` // the last reading
+	Roles  map[string]string     `json:"roles"`     // of the namespaces, by name
+	Addrs  map[string]netip.Addr `json:"addrs"`     // by role
+	Pinned *Conn                 `json:"pinned"`    // the proxy's warm connection; null: there was none
 
-	Applied     uint64     // by the daemon
-	ProxyCall   *node.Line // of the request, in the log of the control plane's proxy
-	WorkerCall  *node.Line // and of the worker's
-	ClientError string
+	Applied    uint64     `json:"applied_ns"`  // by the daemon
+	ProxyCall  *node.Line `json:"proxy_call"`  // of the request, in the log of the control plane's proxy
+	WorkerCall *node.Line `json:"worker_call"` // and of the worker's
 }
 
 // Conn is a connection to the worker, seen from the end that opened it.
-type Conn struct{ Local, Remote netip.AddrPort }
+type Conn struct {
+	Local  netip.AddrPort `json:"local"`
+	Remote netip.AddrPort `json:"remote"`
+}
 
 func (c Conn) String() string { return c.Local.String() + ">" + c.Remote.String() }
 
@@ -104,16 +109,26 @@ func (x *explainer) socket(role string, local, remote netip.AddrPort) *end {
 // dials are the connections that role began to open to the worker after the
 // send, and before the client ended.
 func (x *explainer) dials(role string) (out []Conn) {
+	index := make(map[uint64]int) // by cookie: a socket has no port until it has its address
 	for _, ev := range x.events {
-		if x.role(ev) != role || ev.Sock.Remote != x.worker() || ev.MonoNS < x.Sent || ev.MonoNS > x.Ended {
+		if x.role(ev) != role || ev.Sock.Remote != x.worker() || ev.Sock.Cookie == 0 {
 			continue
 		}
-		c := Conn{ev.Sock.Local, ev.Sock.Remote}
-		if !slices.Contains(out, c) && (x.Pinned == nil || c != *x.Pinned) {
-			out = append(out, c)
+		i, known := index[ev.Sock.Cookie]
+		switch {
+		case known && ev.Sock.Local.Port() != 0:
+			out[i].Local = ev.Sock.Local
+		case !known && ev.MonoNS >= x.Sent && ev.MonoNS <= x.Ended:
+			index[ev.Sock.Cookie] = len(out)
+			out = append(out, Conn{ev.Sock.Local, ev.Sock.Remote})
+		case !known:
+			index[ev.Sock.Cookie] = len(out)
+			out = append(out, Conn{}) // not one of them
 		}
 	}
-	return out
+	return slices.DeleteFunc(out, func(c Conn) bool {
+		return !c.Remote.IsValid() || c.Local.Port() == 0 || x.Pinned != nil && c == *x.Pinned
+	})
 }
 
 func (x *explainer) explain() {
@@ -176,7 +191,12 @@ func (x *explainer) delivery() {
 		if a := x.fateAbort(x.sent); a != nil && a.TCP != nil && a.TCP.UnackedBytes > 0 {
 			return
 		}
-		x.out.DeliveredBy, x.out.DeliveredNS = "first transmission", read
+		// Nothing was due to be sent again: it was acknowledged at once. When
+		// exactly is known if it was read at once, too.
+		x.out.DeliveredBy = "first transmission"
+		if read < x.Sent+uint64(time.Second) {
+			x.out.DeliveredNS = read
+		}
 		return
 	}
 	if read != 0 && read < again[0].MonoNS {
@@ -323,7 +343,7 @@ func (x *explainer) words(sender string, dials []Conn) (string, bool) {
 func (x *explainer) neverLeft() (string, bool) {
 	to := netip.AddrPortFrom(x.Addrs[lab.Controlplane], node.Port)
 	for _, ev := range x.events {
-		if x.role(ev) == lab.Client && ev.Sock.Remote == to && ev.MonoNS >= x.Sent && ev.MonoNS <= x.Ended+uint64(1e9) {
+		if x.role(ev) == lab.Client && ev.Sock.Remote == to && ev.MonoNS >= x.Sent && ev.MonoNS <= x.Ended+uint64(time.Second) {
 			c := x.socket(lab.Client, ev.Sock.Local, to)
 			what := "its connection to the proxy never opened"
 			if c.established() {

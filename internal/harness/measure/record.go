@@ -154,11 +154,7 @@ func (r *run) distribution() []*outcome {
 			o.N++
 			if row.Landed == Yes {
 				o.Landed++
-				t := row.Applied
-				if t < 0 {
-					t = row.FirstSeen
-				}
-				o.Times = append(o.Times, t)
+				o.Times = append(o.Times, row.landedAfter())
 			}
 			if row.Agrees == Yes {
 				o.Agree++
@@ -219,7 +215,11 @@ func (r *run) summary(cells []*outcome) string {
 			if row.Agrees != Yes && row.Valid == Yes {
 				what += " **(" + row.Agrees + ")**"
 			}
-			fmt.Fprintf(&b, "- %s: %s. Worker's end: %s; other end: %s. Evidence: %s.\n", row.Capture, what, row.WorkerEnd, row.OtherEnd, row.Verdict)
+			fmt.Fprintf(&b, "- %s: %s.", row.Capture, what)
+			if row.Connection != "" && row.Connection != "-" {
+				fmt.Fprintf(&b, " Worker's end: %s; other end: %s.", row.WorkerEnd, row.OtherEnd)
+			}
+			fmt.Fprintf(&b, " Evidence: %s.\n", row.Verdict)
 		}
 	}
 	return b.String()

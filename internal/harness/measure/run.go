@@ -187,7 +187,7 @@ func (r *run) begin() error {
 }
 
 func (r *run) makeDirs() error {
-	for _, d := range []string{r.Dir, r.path(evidenceDir), r.path(transcriptDir)} {
+	for _, d := range []string{r.Dir, r.path(evidenceDir), r.path(factsDir), r.path(transcriptDir)} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
 			return err
 		}
@@ -240,7 +240,7 @@ func (r *run) resume() error {
 
 // dropUnfinished removes the files of captures that are not in the table.
 func (r *run) dropUnfinished() error {
-	for _, d := range []string{evidenceDir, transcriptDir} {
+	for _, d := range []string{evidenceDir, factsDir, transcriptDir} {
 		entries, err := os.ReadDir(r.path(d))
 		if err != nil {
 			return err
@@ -267,12 +267,15 @@ const (
 	recordName       = "run.json"
 	planName         = "plan.yaml"
 	evidenceDir      = "evidence"
+	factsDir         = "facts"
 	transcriptDir    = "transcripts"
 )
 
 func (r *run) path(name string) string { return filepath.Join(r.Dir, name) }
 
 func (r *run) evidence(id string) string { return r.path(filepath.Join(evidenceDir, id+".jsonl")) }
+
+func (r *run) facts(id string) string { return r.path(filepath.Join(factsDir, id+".json")) }
 
 func (r *run) transcript(id string) string { return r.path(filepath.Join(transcriptDir, id+".txt")) }
 
@@ -357,6 +360,7 @@ func (r *run) one(ctx context.Context, pc plan.Capture) error {
 		delete(r.running, pc.ID)
 		r.mu.Unlock()
 		os.Remove(r.evidence(pc.ID))
+		os.Remove(r.facts(pc.ID))
 		os.Remove(r.transcript(pc.ID))
 	}
 	return err
@@ -407,7 +411,7 @@ func (r *run) count(row *Row) {
 	case row.Agrees != Yes:
 		r.result.Differ++
 	}
-	if strings.HasPrefix(row.Explanation, "undecided") {
+	if strings.HasPrefix(row.Explanation, undecided) {
 		r.result.Undecided++
 	}
 	if strings.HasPrefix(row.Verdict, "incomplete") {

@@ -2,7 +2,9 @@ package measure
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 )
@@ -43,6 +45,7 @@ func (t *transcript) write(path string, zero uint64) error {
 	if zero == 0 && len(t.lines) > 0 {
 		zero = t.lines[0].at
 	}
+	slices.SortStableFunc(t.lines, func(a, b timed) int { return cmp.Compare(a.at, b.at) })
 	var b strings.Builder
 	fmt.Fprintf(&b, "seconds after the send, at CLOCK_MONOTONIC %d\n", zero)
 	for _, l := range t.lines {
