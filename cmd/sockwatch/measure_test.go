@@ -20,7 +20,7 @@ import (
 const killedPlan = `plan: killed
 captures: 1
 deadline: 2s
-window: 2s
+window: 6s
 cells:
   - name: held
     route: proxied

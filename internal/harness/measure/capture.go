@@ -65,6 +65,7 @@ type capture struct {
 const (
 	readTimeout = 5 * time.Second
 	readEvery   = time.Second
+	upTries     = 3
 	// healGrace is how much later than planned the watchdog heals a fault whose
 	// harness lives but does not.
 	healGrace = 20 * time.Second
@@ -141,9 +142,17 @@ func (c *capture) setUp(ctx context.Context, name string) (err error) {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	c.lab, err = lab.Up(ctx, lab.Spec{Name: name, Backend: c.run.Backend, StateDir: c.run.StateDir, Binary: c.run.Binary})
-	if err != nil {
-		return err
+	spec := lab.Spec{Name: name, Backend: c.run.Backend, StateDir: c.run.StateDir, Binary: c.run.Binary}
+	for try := 1; ; try++ {
+		c.lab, err = lab.Up(ctx, spec)
+		if err == nil {
+			break
+		}
+		// One that does not come up now and then is no reason to end a long run.
+		if !errors.Is(err, lab.ErrNotReady) || try == upTries || ctx.Err() != nil {
+			return err
+		}
+		c.script.say("%v", err)
 	}
 	c.script.say("lab %s up", name)
 	c.facts = Facts{Route: c.Cell.Route, Roles: make(map[string]string), Addrs: make(map[string]netip.Addr)}

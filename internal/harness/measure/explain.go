@@ -106,17 +106,17 @@ func (x *explainer) socket(role string, local, remote netip.AddrPort) *end {
 	return e
 }
 
-// dials are the connections that role began to open to the worker after the
-// send, and before the client ended.
-func (x *explainer) dials(role string) (out []Conn) {
+// dials are the connections that role began to open to remote after the send,
+// and before the client ended.
+func (x *explainer) dials(role string, remote netip.AddrPort) (out []Conn) {
 	index := make(map[uint64]int) // by cookie: a socket has no port until it has its address
 	for _, ev := range x.events {
-		if x.role(ev) != role || ev.Sock.Remote != x.worker() || ev.Sock.Cookie == 0 {
+		if x.role(ev) != role || ev.Sock.Remote != remote || ev.Sock.Cookie == 0 {
 			continue
 		}
 		i, known := index[ev.Sock.Cookie]
 		switch {
-		case known && ev.Sock.Local.Port() != 0:
+		case known && ev.Sock.Local.Port() != 0 && out[i].Remote.IsValid():
 			out[i].Local = ev.Sock.Local
 		case !known && ev.MonoNS >= x.Sent && ev.MonoNS <= x.Ended:
 			index[ev.Sock.Cookie] = len(out)
@@ -141,7 +141,7 @@ func (x *explainer) explain() {
 	case x.Pinned != nil:
 		x.out.Connection = x.Pinned
 	default:
-		dials = x.dials(sender)
+		dials = x.dials(sender, x.worker())
 		for _, c := range dials {
 			if x.socket(sender, c.Local, c.Remote).established() {
 				x.out.Connection = &c
@@ -227,6 +227,23 @@ func (x *explainer) delivery() {
 		}
 		x.out.DeliveredBy, x.out.DeliveredNS = x.name(again, last), read
 	}
+}
+
+// overtook is how many bytes that had never been sent went out, after the first
+// answer to a timeout, before what was to be sent again: TCP looks in this way
+// whether the timeout was spurious (F-RTO).
+func (x *explainer) overtook() uint32 {
+	var before *events.Event // the last timeout
+	for _, r := range x.retransmits(x.sent) {
+		switch {
+		case r.TCP == nil:
+		case r.Retransmit.Cause == "rto":
+			before = r
+		case before != nil && int32(r.Retransmit.SeqStart-before.TCP.SndNxt) < 0:
+			return r.TCP.SndNxt - before.TCP.SndNxt
+		}
+	}
+	return 0
 }
 
 // answered finds the retransmission that a recovery answered.
@@ -323,8 +340,12 @@ func (x *explainer) words(sender string, dials []Conn) (string, bool) {
 		if x.WorkerCall == nil {
 			return fmt.Sprintf("delivered by the %s; the worker's proxy shows no such call", delivered), false
 		}
-		return fmt.Sprintf("delivered by the %s; the worker's proxy took it up %s and ended it as %s %s after the send, before the daemon had it: its cancellation came first",
-			delivered, x.since(x.WorkerCall.StartedNS), x.WorkerCall.Code, x.since(x.WorkerCall.MonoNS)), true
+		text := fmt.Sprintf("delivered by the %s; the worker's proxy took it up %s and ended it as %s %s after the send, before the daemon had it: its cancellation came first",
+			delivered, x.since(x.WorkerCall.StartedNS), x.WorkerCall.Code, x.since(x.WorkerCall.MonoNS))
+		if n := x.overtook(); n > 0 {
+			text += fmt.Sprintf(" (%d bytes that were written later were sent before the rest of the request)", n)
+		}
+		return text, true
 	}
 	gone, other := x.fateAbort(x.took), x.fateAbort(x.sent)
 	switch again := x.retransmits(x.sent); {
@@ -342,17 +363,22 @@ func (x *explainer) words(sender string, dials []Conn) (string, bool) {
 // neverLeft: the proxy has no call of it.
 func (x *explainer) neverLeft() (string, bool) {
 	to := netip.AddrPortFrom(x.Addrs[lab.Controlplane], node.Port)
-	for _, ev := range x.events {
-		if x.role(ev) == lab.Client && ev.Sock.Remote == to && ev.MonoNS >= x.Sent && ev.MonoNS <= x.Ended+uint64(time.Second) {
-			c := x.socket(lab.Client, ev.Sock.Local, to)
-			what := "its connection to the proxy never opened"
-			if c.established() {
-				what = "its connection to the proxy opened, but the proxy took up no call on it"
-			}
-			return "the request never left the client: " + what, true
+	var how []string
+	for _, c := range x.dials(lab.Client, to) {
+		e := x.socket(lab.Client, c.Local, to)
+		what := "did not open"
+		if e.established() {
+			what = "opened, but no call was taken up on it"
 		}
+		if a := x.fateAbort(e); a != nil {
+			what += fmt.Sprintf(", and ended %s after the send (%s)", x.since(a.MonoNS), a.Abort.Cause)
+		}
+		how = append(how, "its connection to the proxy "+what)
 	}
-	return "the proxy took up no call; the client's connection is not in the evidence", false
+	if len(how) == 0 {
+		return "the proxy took up no call, and no connection of the client to it is in the evidence", false
+	}
+	return "the request never left the client: " + strings.Join(how, "; "), true
 }
 
 // neverConnected: nothing opened a connection that it could have taken.
