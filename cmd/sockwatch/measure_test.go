@@ -15,6 +15,12 @@ import (
 	"github.com/sockwatch/sockwatch/internal/testlab"
 )
 
+// TestMeasure runs what makes labs of its own.
+func TestMeasure(t *testing.T) {
+	testlab.Privileged(t)
+	runScripts(t, "testdata/measure", nil)
+}
+
 // Each of these has something else to be undone: an interface, a frozen
 // cgroup, a rule in a node's own filter, a node without processes.
 const killedPlan = `plan: killed
