@@ -145,6 +145,10 @@ func printLabs(ctx context.Context, w io.Writer, stateDir string, labs []lab.Sta
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, s := range labs {
+		if s.Phase == lab.Left {
+			fmt.Fprintf(t, "%s\t%s\t%s\twritten down nowhere: sockwatch lab down --name %s\n", s.Name, s.Backend, s.Phase, s.Name)
+			continue
+		}
 		fmt.Fprintf(t, "%s\t%s\t%s\tmade %s\n", s.Name, s.Backend, s.Phase, s.Made.Format("2006-01-02 15:04:05Z"))
 		l, err := lab.Open(stateDir, s.Name)
 		if err != nil {
@@ -250,11 +254,7 @@ whatever is broken in it.`,
 			if err := labRoot(env); err != nil {
 				return err
 			}
-			l, err := f.open()
-			if err != nil {
-				return err
-			}
-			return l.Down(cmd.Context())
+			return lab.Remove(cmd.Context(), f.stateDir, f.name)
 		},
 	}
 }

@@ -99,6 +99,7 @@ func TestFaults(t *testing.T) {
 			},
 		} {
 			t.Run(backend+"/"+f.name, func(t *testing.T) {
+				t.Parallel()
 				l := newLabOf(t, newSpec(t, backend))
 				worker, cp := nodeOf(t, l, Worker), nodeOf(t, l, Controlplane)
 				before := conditionOf(t, worker)

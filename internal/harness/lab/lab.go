@@ -78,11 +78,14 @@ type Status struct {
 type Phase string
 
 // The phases. A lab that is making or removing while no process does so was
-// left half way; [Lab.Down] removes it.
+// left half way; [Remove] removes it.
 const (
 	Making   Phase = "making"
 	Ready    Phase = "up"
 	Removing Phase = "removing"
+
+	// Left is not written down any more, but something of it is still there.
+	Left Phase = "left"
 )
 
 // backend makes and takes away what a lab consists of. Each method is called
@@ -190,16 +193,15 @@ func (l *Lab) Status() (Status, error) {
 	return s.status(l.Dir), err
 }
 
-// List gives the labs that are written down in stateDir, by name.
+// List gives the labs that are written down in stateDir, by name, and after
+// them those of which something is left although nothing is written down, in
+// stateDir or elsewhere.
 func List(stateDir string) ([]Status, error) {
 	if stateDir == "" {
 		stateDir = DefaultStateDir
 	}
 	entries, err := os.ReadDir(stateDir)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("list labs: %w", err)
 	}
 	var all []Status
@@ -217,5 +219,46 @@ func List(stateDir string) ([]Status, error) {
 		}
 		all = append(all, s.status(dir))
 	}
-	return all, nil
+	left, err := leftNamespaces()
+	return append(all, left...), err
+}
+
+// Remove takes a lab away, or what is left of one that is written down nowhere
+// any more.
+func Remove(ctx context.Context, stateDir, name string) error {
+	if stateDir == "" {
+		stateDir = DefaultStateDir
+	}
+	l, err := Open(stateDir, name)
+	if err == nil {
+		return l.Down(ctx)
+	}
+	if !errors.Is(err, ErrNotFound) {
+		return err
+	}
+	all, e := List(stateDir)
+	for _, s := range all {
+		if s.Name == name && s.Phase == Left {
+			return removeLeft(ctx, s)
+		}
+	}
+	if e == nil && len(all) == 0 {
+		os.Remove(stateDir) // made for a lab that its maker did not live to make
+	}
+	return errors.Join(err, e)
+}
+
+// removeLeft removes what is left of a lab.
+func removeLeft(ctx context.Context, s Status) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	w, err := plan(Spec{Name: s.Name, Backend: s.Backend})
+	if err != nil {
+		return err
+	}
+	l, err := newLab(s.Dir, w)
+	if err != nil {
+		return err
+	}
+	return l.backend.remove(ctx)
 }

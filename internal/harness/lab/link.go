@@ -118,18 +118,22 @@ func delPort(sw netns.NsHandle, port string) error {
 	return h.LinkDel(link)
 }
 
-// setPort sets a node's port up or down.
+// setPort sets a node's port up or down. One that is not there is not down.
 func setPort(sw netns.NsHandle, port string, up bool) error {
 	h, err := netlinkAt(sw)
 	if err != nil {
 		return err
 	}
 	defer h.Close()
-	link, err := h.LinkByName(port)
-	if err != nil {
+	link, err := findLink(h, port)
+	switch {
+	case err != nil:
 		return fmt.Errorf("find port: %w", err)
-	}
-	if up {
+	case link == nil && up:
+		return nil
+	case link == nil:
+		return errors.New("it is not plugged in")
+	case up:
 		return h.LinkSetUp(link)
 	}
 	return h.LinkSetDown(link)

@@ -20,6 +20,9 @@ const netnsDir = "/run/netns"
 // whose namespace it is.
 const markPrefix = "sockwatch lab "
 
+// notALab stands for the mark of a namespace that has none.
+const notALab = "not a lab's"
+
 // makeNamespace makes a named network namespace. It bears the mark before it
 // has the name, so that whatever has the name and not the mark is not a lab's.
 func makeNamespace(name, mark string) error {
@@ -119,7 +122,7 @@ func markOf(name string) (string, error) {
 	if alias := lo.Attrs().Alias; strings.HasPrefix(alias, markPrefix) {
 		return alias, nil
 	}
-	return "another program's", nil
+	return notALab, nil
 }
 
 // openNamespace opens a named namespace. A name that is no namespace is

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netns"
@@ -81,8 +82,9 @@ func (b *namespaces) claim(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if mark != "" && !left(mark) {
-		return fmt.Errorf("%w: namespace %s belongs to %s", ErrExists, b.switchName(), mark)
+	// One with this lab's own mark is left, too: its directory is new.
+	if mark != "" && mark != b.mark() && !left(mark) {
+		return fmt.Errorf("%w: namespace %s is %s", ErrExists, b.switchName(), mark)
 	}
 	if err := b.sweep(ctx, mark); err != nil {
 		return fmt.Errorf("remove what an earlier lab left: %w", err)
@@ -93,14 +95,46 @@ func (b *namespaces) claim(ctx context.Context) error {
 // left says whether a namespace's mark is of a lab that is written down
 // nowhere any more.
 func left(mark string) bool {
-	if len(mark) < len(markPrefix) || mark[:len(markPrefix)] != markPrefix {
+	dir, ok := strings.CutPrefix(mark, markPrefix)
+	if !ok {
 		return false
 	}
-	_, err := os.Stat(mark[len(markPrefix):])
+	_, err := os.Stat(dir)
 	return errors.Is(err, os.ErrNotExist)
 }
 
+// leftNamespaces finds the labs of which namespaces are left that are written
+// down nowhere any more.
+func leftNamespaces() ([]Status, error) {
+	entries, err := os.ReadDir(netnsDir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list namespaces: %w", err)
+	}
+	var all []Status
+	for _, e := range entries {
+		name, isSwitch := strings.CutSuffix(e.Name(), "-switch")
+		name, isLab := strings.CutPrefix(name, "sw-")
+		if !isSwitch || !isLab || checkName(name) != nil {
+			continue
+		}
+		mark, err := markOf(e.Name())
+		if err != nil {
+			return nil, err
+		}
+		if left(mark) {
+			all = append(all, Status{Name: name, Backend: Netns, Phase: Left, Dir: strings.TrimPrefix(mark, markPrefix)})
+		}
+	}
+	return all, nil
+}
+
 func (b *namespaces) remove(ctx context.Context) error {
+	if b.freezer == "" {
+		return nil // its maker did not get as far as to write down what it would make
+	}
 	return b.sweep(ctx, b.mark())
 }
 
@@ -134,11 +168,8 @@ func (b *namespaces) sweep(ctx context.Context, mark string) error {
 // removeNamespace removes a namespace, unless it is another's.
 func (b *namespaces) removeNamespace(name, mark string) error {
 	found, err := markOf(name)
-	if err != nil {
+	if err != nil || found != "" && found != mark {
 		return err
-	}
-	if found != "" && found != mark {
-		return fmt.Errorf("namespace %s belongs to %s", name, found)
 	}
 	return removeNamespace(name)
 }
@@ -174,8 +205,11 @@ func (b *namespaces) start(ctx context.Context, n *Node) error {
 	if err != nil {
 		return err
 	}
-	if len(pids) > 0 && mark == b.mark() {
+	switch {
+	case len(pids) > 0 && mark == b.mark():
 		return nil
+	case mark != "" && mark != b.mark():
+		return fmt.Errorf("%w: namespace %s is %s", ErrExists, n.Name, mark)
 	}
 	if err := b.kill(ctx, n); err != nil { // the rest of it
 		return err
@@ -213,7 +247,7 @@ func (b *namespaces) run(ctx context.Context, n *Node) error {
 		defer close(ended)
 		cmd.Wait() //nolint:errcheck // its log says how it ended
 	}()
-	return await(ctx, func() (bool, error) {
+	err = await(ctx, func() (bool, error) {
 		select {
 		case <-ended:
 			return true, nil
@@ -221,6 +255,14 @@ func (b *namespaces) run(ctx context.Context, n *Node) error {
 		}
 		return b.running(ctx, n)
 	})
+	if err != nil {
+		// It may not be where it would be found.
+		if e := cmd.Process.Kill(); e != nil && !errors.Is(e, os.ErrProcessDone) {
+			return errors.Join(err, e)
+		}
+		<-ended
+	}
+	return err
 }
 
 func (b *namespaces) kill(ctx context.Context, n *Node) error {

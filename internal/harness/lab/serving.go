@@ -81,13 +81,19 @@ func (n *Node) waitListening(ctx context.Context) error {
 	})
 }
 
-// notReady adds what the node's log says last.
+// notReady adds what the node's programs said when they ended: what is in the
+// log and no line of theirs.
 func (n *Node) notReady(ctx context.Context, err error) error {
-	last := "nothing"
+	var said []string
 	if b, e := n.lab.backend.log(context.WithoutCancel(ctx), n); e == nil {
 		for _, l := range node.ParseLog(b) {
-			last = strings.TrimSpace(l.Msg + " " + l.Error)
+			if l.Program == "" {
+				said = append(said, l.Msg)
+			}
 		}
 	}
-	return fmt.Errorf("%w: node %s: %w; its log ends with: %s", ErrNotReady, n.Role, err, last)
+	if len(said) == 0 {
+		return fmt.Errorf("%w: node %s: %w", ErrNotReady, n.Role, err)
+	}
+	return fmt.Errorf("%w: node %s: %w; they said: %s", ErrNotReady, n.Role, err, strings.Join(said, "; "))
 }

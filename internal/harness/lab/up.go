@@ -86,9 +86,6 @@ func begin(ctx context.Context, s Spec) (l *Lab, unlock func(), err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := os.MkdirAll(s.StateDir, 0o755); err != nil {
-		return nil, nil, fmt.Errorf("make lab %s: %w", s.Name, err)
-	}
 	unlock, err = l.claim(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -118,12 +115,20 @@ func plan(s Spec) (state, error) {
 // claim makes the lab's directory, which must be new, and locks it.
 func (l *Lab) claim(ctx context.Context) (unlock func(), err error) {
 	for {
-		if err := os.Mkdir(l.Dir, 0o700); errors.Is(err, os.ErrExist) {
+		// The directory above goes with the last lab in it, whoever removes that.
+		err := os.MkdirAll(l.stateDir(), 0o755)
+		if err == nil {
+			err = os.Mkdir(l.Dir, 0o700)
+		}
+		switch {
+		case errors.Is(err, os.ErrNotExist):
+			continue
+		case errors.Is(err, os.ErrExist):
 			if err := removeUnfinished(ctx, l.stateDir(), l.Name); err != nil {
 				return nil, err
 			}
 			continue
-		} else if err != nil {
+		case err != nil:
 			return nil, fmt.Errorf("make lab %s: %w", l.Name, err)
 		}
 		unlock, err = l.lock(ctx)
