@@ -28,7 +28,8 @@ type scene struct {
 	*testlab.Pair
 	*observation
 
-	before map[*testlab.Node]testlab.Counters
+	before     map[*testlab.Node]testlab.Counters
+	capA, capB *testlab.Capture // of situations
 }
 
 // stage makes a scene. Nothing has happened in it when the observation begins.

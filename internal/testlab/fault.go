@@ -89,6 +89,22 @@ func (n *Node) RejectTCP(port uint16, hook Hook) *Fault {
 	)
 }
 
+// RejectICMP answers, in the node's own packet filter, TCP segments to or from
+// port with an ICMP error of code, such as [HostUnreachable], which goes to
+// whoever sent the segment.
+func (n *Node) RejectICMP(port uint16, hook Hook, code uint8) *Fault {
+	n.t.Helper()
+	return n.filter(port, hook, &expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: code})
+}
+
+// Codes for [Node.RejectICMP]: what ICMP and ICMPv6 have in common.
+const (
+	NoRoute uint8 = iota
+	PortUnreachable
+	HostUnreachable
+	AdminProhibited
+)
+
 var tables atomic.Uint32
 
 // filter adds a table of its own, so that undoing it touches nothing else.
