@@ -29,7 +29,9 @@ func TestMain(m *testing.M) {
 	case os.Getenv("FAULT_TEST_OWNER") != "":
 		exit(own(os.Getenv("FAULT_TEST_OWNER")))
 	}
-	os.Exit(m.Run())
+	status := m.Run()
+	fault.RemoveBinary()
+	os.Exit(status)
 }
 
 func exit(err error) {
