@@ -140,12 +140,17 @@ func (o *observation) stop() []events.Event {
 	return evs
 }
 
-// log prints every line without its snapshot.
+// log prints every line without its snapshot, and of very long ones (the
+// ledgers of hundreds of namespaces) the beginning.
 func (o *observation) log() {
+	const limit = 16 << 10
 	for _, l := range o.mem.lines {
 		s := string(l)
 		if i := strings.Index(s, `,"tcp":`); i > 0 {
 			s = s[:i] + "}"
+		}
+		if len(s) > limit {
+			s = s[:limit] + "..."
 		}
 		o.t.Log(s)
 	}
