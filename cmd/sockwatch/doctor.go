@@ -14,6 +14,7 @@ import (
 
 	"github.com/sockwatch/sockwatch/internal/evidence"
 	"github.com/sockwatch/sockwatch/internal/loader"
+	"github.com/sockwatch/sockwatch/internal/session"
 	"github.com/sockwatch/sockwatch/internal/target"
 )
 
@@ -24,6 +25,9 @@ func doctorCommand(env *environment) *cobra.Command {
 		Long: `Say what this kernel, these privileges and this machine allow: for each BPF
 program how it is attached here, or exactly why it cannot be. Each is tried for
 real and detached again; nothing is watched.
+
+Then the self-test: a retransmission, a reset and the aborts it causes are forced
+in two network namespaces made for the purpose, and must be seen.
 
 The exit status is 0 if sockwatch can observe here, even with blind spots, and 3
 if it cannot.`,
@@ -68,6 +72,9 @@ func (d *diagnosis) run(ctx context.Context, env *environment) error {
 	}
 	for _, f := range features {
 		d.feature(f)
+	}
+	if d.failed == 0 {
+		d.selfTest(ctx)
 	}
 	if len(blind) > 0 {
 		fmt.Fprintln(d.w, "\nBlind spots, also stated in the evidence:")
@@ -161,6 +168,18 @@ func (d *diagnosis) docker(ctx context.Context) {
 		d.ok("docker", "the engine answers")
 	default:
 		d.warn("docker", "%v", err)
+	}
+}
+
+func (d *diagnosis) selfTest(ctx context.Context) {
+	t, err := session.SelfTest(ctx)
+	switch {
+	case err != nil:
+		d.fail("self-test", "%v", err)
+	case !t.Passed:
+		d.fail("self-test", "%v", &session.SelfTestError{Missing: t.Missing})
+	default:
+		d.ok("self-test", "forced and seen: %s", strings.Join(t.Seen, ", "))
 	}
 }
 

@@ -36,7 +36,7 @@ var exitTable = []struct {
 	{exitOK, "all went well: observation ended when it was asked to"},
 	{exitFailure, "sockwatch itself failed"},
 	{exitUsage, "usage: a flag, a duration, a target or a file is misspelled"},
-	{exitMachine, "this machine cannot: not root, a capability is missing, no BTF, the kernel refuses a program"},
+	{exitMachine, "this machine cannot: not root, a capability is missing, no BTF, the kernel refuses a program; --self-test: something that was forced was not seen"},
 	{exitTarget, "target: unknown, ambiguous, Docker not running, all gone for good; mark: no sockwatch is running; lab: unknown, or there already"},
 	{exitOutput, "output: exists, in use by another sockwatch, disk full, broken pipe"},
 	{exitIncomplete, "the evidence is incomplete: records were lost (it says how many), or a second signal cut it short; with --require-complete, also when it cannot be proved complete"},
@@ -109,6 +109,8 @@ func classify(err error) (status int, hint string) {
 
 	case isOutput(err):
 		return exitOutput, outputHint(err)
+	case isSelfTest(err):
+		return exitMachine, "what is not seen here is not seen in the targets either; sockwatch doctor says what is attached"
 
 	case errors.Is(err, loader.ErrNoBTF), errors.Is(err, loader.ErrRefused), errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
 		return exitMachine, "sockwatch doctor says what this machine allows"
@@ -121,6 +123,11 @@ func classify(err error) (status int, hint string) {
 func isPlan(err error) bool {
 	var pe *plan.Error
 	return errors.As(err, &pe)
+}
+
+func isSelfTest(err error) bool {
+	var se *session.SelfTestError
+	return errors.As(err, &se)
 }
 
 func isOutput(err error) bool {

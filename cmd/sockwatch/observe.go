@@ -59,6 +59,7 @@ type observeFlags struct {
 	format    string
 	ring      uint64
 	complete  bool
+	selfTest  bool
 }
 
 func observeCommand(env *environment) *cobra.Command {
@@ -105,6 +106,7 @@ stops at Ctrl-C, after --duration, or when every target is gone for good.`,
 	fs.Var(choiceValue{&f.format, formats, "FORMAT"}, "format", "of standard output: json, text, or auto (text on a terminal; json elsewhere,\nor nothing with -o)")
 	fs.Var(sizeValue{&f.ring}, "ring-size", "size of the kernel's event buffer, a power of two")
 
+	fs.BoolVar(&f.selfTest, "self-test", false, "first force a retransmission, a reset and aborts in namespaces of its own, and end\nwith exit status 3 unless they are seen")
 	fs.BoolVar(&f.complete, "require-complete", false, "end with exit status 6 unless the kernel's own counters prove that nothing is missing")
 
 	must(cmd.RegisterFlagCompletionFunc("netns", completeTargets))
@@ -166,6 +168,7 @@ func observe(ctx context.Context, env *environment, f observeFlags) (err error) 
 	v, c := build()
 	res, err := session.Run(ctx, session.Config{
 		Targets:          targets,
+		SelfTest:         f.selfTest,
 		Wait:             f.wait,
 		Duration:         f.duration,
 		ArrivalThreshold: f.arrival,

@@ -354,6 +354,19 @@ func (s *Session) appendJSON(b []byte) []byte {
 	b = appendStrs(b, `,"targets":`, s.Targets)
 	b = appendUint(b, `,"arrival_threshold_ms":`, s.ArrivalMs)
 	b = appendUint(b, `,"ring_bytes":`, s.RingBytes)
+	if s.SelfTest != nil {
+		b = append(b, `,"self_test":`...)
+		b = s.SelfTest.appendJSON(b)
+	}
+	return append(b, '}')
+}
+
+func (t *SelfTest) appendJSON(b []byte) []byte {
+	b = appendBool(b, `{"passed":`, t.Passed)
+	b = appendInt(b, `,"runs":`, int64(t.Runs))
+	b = appendUint(b, `,"duration_ns":`, t.DurationNS)
+	b = appendStrs(b, `,"seen":`, t.Seen)
+	b = appendStrs(b, `,"missing":`, t.Missing)
 	return append(b, '}')
 }
 

@@ -20,6 +20,17 @@ type Session struct {
 	Targets    []string  `json:"targets" jsonschema_description:"What is watched, as given."`
 	ArrivalMs  uint64    `json:"arrival_threshold_ms" jsonschema_description:"Silence after which received data is an arrival, milliseconds."`
 	RingBytes  uint64    `json:"ring_bytes" jsonschema_description:"Size of the ring buffer between kernel and reader, bytes."`
+	SelfTest   *SelfTest `json:"self_test,omitempty" jsonschema_description:"What the self-test found before anything was watched; absent when it was not asked for."`
+}
+
+// SelfTest is the positive control: a retransmission, a reset and aborts were
+// forced in two namespaces of its own, under the programs of this session.
+type SelfTest struct {
+	Passed     bool     `json:"passed" jsonschema_description:"Whether all that was forced was seen, and the kernel's counters agreed."`
+	Runs       int      `json:"runs" jsonschema_description:"Which run this is of; a kernel that runs no tracing programs over process 1 may take more than one."`
+	DurationNS uint64   `json:"duration_ns" jsonschema_description:"How long the last run took, nanoseconds."`
+	Seen       []string `json:"seen" jsonschema_description:"What was forced and seen."`
+	Missing    []string `json:"missing" jsonschema_description:"What was not, with how often it happened and was seen; empty when passed."`
 }
 
 // Program is one BPF program and how it is attached.

@@ -25,6 +25,7 @@ import (
 // Config is one observation.
 type Config struct {
 	Targets          []target.Spec
+	SelfTest         bool               // before anything is watched; a failure ends the session
 	Wait             bool               // wait for targets that do not exist yet
 	Duration         time.Duration      // once everything is attached; 0: until the context ends
 	ArrivalThreshold time.Duration      // silence that makes data an arrival
@@ -52,6 +53,7 @@ const (
 	ReasonDuration    = "duration"
 	ReasonTargetsGone = "targets-gone"
 	ReasonOutput      = "output-failed"
+	ReasonSelfTest    = "self-test-failed"
 )
 
 // ErrTargetsGone is returned when nothing is left to watch and nothing can
@@ -82,7 +84,11 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	if cfg.ArrivalThreshold == 0 {
 		cfg.ArrivalThreshold = DefaultArrivalThreshold
 	}
-	s := &session{
+	return newSession(cfg).run(ctx)
+}
+
+func newSession(cfg Config) *session {
+	return &session{
 		cfg:     cfg,
 		inbox:   make(chan func() error, 64),
 		readied: make(chan struct{}),
@@ -90,7 +96,6 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 		gone:    make(map[string]uint64),
 		events:  make(map[string]uint64),
 	}
-	return s.run(ctx)
 }
 
 type session struct {
@@ -119,8 +124,9 @@ type session struct {
 	finished    []events.NamespaceCounts
 	cannotShow  []string
 	ready       bool
-	readied     chan struct{} // closed when ready
-	stop        string        // reason, once the end has been asked for
+	readied     chan struct{}       // closed when ready
+	divert      func(*events.Event) // takes what would be written
+	stop        string              // reason, once the end has been asked for
 	stopErr     error
 }
 
@@ -136,18 +142,10 @@ type watched struct {
 }
 
 func (s *session) run(ctx context.Context) (_ *Result, err error) {
-	if s.host, err = evidence.Host(); err != nil {
-		return nil, err
-	}
-	// Four links, an open namespace and a pidfd for each target, twice that in a restart.
-	if _, err := evidence.RaiseLimits(uint64(256 + 12*len(s.cfg.Targets))); err != nil {
-		return nil, err
-	}
-	clock, pair, first, err := evidence.NewClock()
+	pair, first, err := s.begin()
 	if err != nil {
 		return nil, err
 	}
-	s.clock, s.startNS, s.lastClockNS, s.lastCountNS = clock, pair.MonoNS, pair.MonoNS, pair.MonoNS
 
 	// Targets first: a name that is wrong should not cost the load of programs.
 	ctx, cancel := context.WithCancel(ctx)
@@ -158,27 +156,11 @@ func (s *session) run(ctx context.Context) (_ *Result, err error) {
 	}
 	defer watcher.Close()
 
-	s.obs, err = loader.Open(loader.Options{
-		RingBytes:        s.cfg.RingBytes,
-		ArrivalThreshold: s.cfg.ArrivalThreshold,
-		HZ:               s.host.HZ,
-		Wire:             s.cfg.Wire,
-	})
-	if err != nil {
+	if err := s.load(); err != nil {
 		return nil, err
 	}
 	defer s.obs.Close()
 	defer s.release()
-	s.tracker = events.NewTracker(events.Config{
-		HZ:           s.host.HZ,
-		WallTime:     s.clock.Wall,
-		ResetReasons: s.obs.ResetReasons(),
-		DropReasons:  s.obs.DropReasons(),
-		EdgeSeen:     true,
-		ByAddress:    s.obs.WireMethod() == loader.MethodPacket,
-		NoCookies:    s.obs.Gaps().Cookies,
-		Emit:         s.emit,
-	})
 	var control *Control
 	if s.cfg.ControlDir != "" {
 		if control, err = ListenControl(s.cfg.ControlDir); err != nil {
@@ -187,9 +169,18 @@ func (s *session) run(ctx context.Context) (_ *Result, err error) {
 		defer control.Close()
 	}
 
-	s.cannotShow = cannotShow(s.obs.Gaps())
-	if err := s.header(pair, first); err != nil {
+	var tested *events.SelfTest
+	if s.cfg.SelfTest {
+		if tested, err = s.selfTest(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if err := s.header(pair, first, tested); err != nil {
 		return nil, err
+	}
+	if tested != nil && !tested.Passed {
+		s.stop = ReasonSelfTest
+		return s.finish(&SelfTestError{tested.Missing})
 	}
 	go s.forwardTargets(ctx, watcher)
 	go s.forwardTicks(ctx)
@@ -202,6 +193,47 @@ func (s *session) run(ctx context.Context) (_ *Result, err error) {
 	err = s.loop(ctx)
 	cancel()
 	return s.finish(err)
+}
+
+// begin reads what is known before anything is watched.
+func (s *session) begin() (pair evidence.Pair, first events.Clock, err error) {
+	if s.host, err = evidence.Host(); err != nil {
+		return pair, first, err
+	}
+	// Four links, an open namespace and a pidfd for each target, twice that in a restart.
+	if _, err := evidence.RaiseLimits(uint64(256 + 12*len(s.cfg.Targets))); err != nil {
+		return pair, first, err
+	}
+	if s.clock, pair, first, err = evidence.NewClock(); err != nil {
+		return pair, first, err
+	}
+	s.startNS, s.lastClockNS, s.lastCountNS = pair.MonoNS, pair.MonoNS, pair.MonoNS
+	return pair, first, nil
+}
+
+// load loads the programs, and makes the tracker of what they write.
+func (s *session) load() (err error) {
+	s.obs, err = loader.Open(loader.Options{
+		RingBytes:        s.cfg.RingBytes,
+		ArrivalThreshold: s.cfg.ArrivalThreshold,
+		HZ:               s.host.HZ,
+		Wire:             s.cfg.Wire,
+	})
+	if err != nil {
+		return err
+	}
+	s.tracker = events.NewTracker(events.Config{
+		HZ:           s.host.HZ,
+		WallTime:     s.clock.Wall,
+		ResetReasons: s.obs.ResetReasons(),
+		DropReasons:  s.obs.DropReasons(),
+		EdgeSeen:     true,
+		ByAddress:    s.obs.WireMethod() == loader.MethodPacket,
+		NoCookies:    s.obs.Gaps().Cookies,
+		Emit:         s.emit,
+	})
+	s.cannotShow = cannotShow(s.obs.Gaps())
+	return nil
 }
 
 // release lets go of every namespace, also on an early end.
@@ -389,6 +421,13 @@ func (s *session) end(reason string, err error) {
 
 // emit numbers an event and writes it everywhere.
 func (s *session) emit(e *events.Event) error {
+	if s.divert != nil {
+		if w := s.watch[e.Netns.Inode]; w != nil {
+			w.count(e)
+		}
+		s.divert(e)
+		return nil
+	}
 	s.seq++
 	e.Seq = s.seq
 	s.events[string(e.Type)]++
@@ -424,7 +463,7 @@ func (s *session) emitAt(monoNS uint64, e events.Event) error {
 	return s.emit(&e)
 }
 
-func (s *session) header(pair evidence.Pair, first events.Clock) error {
+func (s *session) header(pair evidence.Pair, first events.Clock, tested *events.SelfTest) error {
 	h := &events.Session{
 		Schema:     events.SchemaVersion,
 		Version:    s.cfg.Version,
@@ -439,6 +478,7 @@ func (s *session) header(pair evidence.Pair, first events.Clock) error {
 	if h.RingBytes == 0 {
 		h.RingBytes = loader.DefaultRingBytes
 	}
+	h.SelfTest = tested
 	s.host.Fill(h)
 	for _, t := range s.cfg.Targets {
 		h.Targets = append(h.Targets, t.String())

@@ -71,6 +71,28 @@ func (s *session) attach(c target.Change) error {
 			return err
 		}
 	}
+	w, sysctls, err := s.watchNamespace(ns)
+	if err != nil {
+		ns.Close()
+		return err
+	}
+	s.watch[ns.Inode] = w
+	now, err := evidence.MonoNow()
+	if err != nil {
+		return err
+	}
+	t := &events.Target{Change: c.Kind.String(), Detail: c.Detail, Container: ns.Container, Sysctls: sysctls}
+	if since, ok := s.gone[ns.Name]; ok {
+		t.BlindNS = now - since
+	}
+	if s.ready {
+		s.cfg.Notice(fmt.Sprintf("target %s attached (generation %d)", ns.Name, ns.Generation))
+	}
+	return s.emitAt(now, events.Event{Type: events.TypeTarget, Target: t, Netns: &w.netns})
+}
+
+// watchNamespace begins to watch a namespace, and its ledger.
+func (s *session) watchNamespace(ns *target.Namespace) (*watched, map[string]string, error) {
 	w := &watched{
 		ns:     ns,
 		netns:  events.Netns{Name: ns.Name, Generation: ns.Generation, Inode: ns.Inode, Cookie: ns.Cookie},
@@ -90,22 +112,9 @@ func (s *session) attach(c target.Change) error {
 	})
 	if err != nil {
 		s.tracker.RemoveNamespace(ns.Inode)
-		ns.Close()
-		return fmt.Errorf("watch %s: %w", ns.Name, err)
+		return nil, nil, fmt.Errorf("watch %s: %w", ns.Name, err)
 	}
-	s.watch[ns.Inode] = w
-	now, err := evidence.MonoNow()
-	if err != nil {
-		return err
-	}
-	t := &events.Target{Change: c.Kind.String(), Detail: c.Detail, Container: ns.Container, Sysctls: sysctls}
-	if since, ok := s.gone[ns.Name]; ok {
-		t.BlindNS = now - since
-	}
-	if s.ready {
-		s.cfg.Notice(fmt.Sprintf("target %s attached (generation %d)", ns.Name, ns.Generation))
-	}
-	return s.emitAt(now, events.Event{Type: events.TypeTarget, Target: t, Netns: &w.netns})
+	return w, sysctls, nil
 }
 
 // detach stops watching a namespace. Its last records may still be in the
