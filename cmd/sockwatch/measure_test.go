@@ -12,13 +12,158 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rogpeppe/go-internal/testscript"
+	"golang.org/x/sys/unix"
+
+	"github.com/sockwatch/sockwatch/internal/harness/lab"
 	"github.com/sockwatch/sockwatch/internal/testlab"
 )
 
-// TestMeasure runs what makes labs of its own.
-func TestMeasure(t *testing.T) {
+// TestMeasureScripts runs what makes labs of its own.
+func TestMeasureScripts(t *testing.T) {
 	testlab.Privileged(t)
-	runScripts(t, "testdata/measure", nil)
+	runScripts(t, "testdata/measure", func(env *testscript.Env) error {
+		env.Defer(func() { _ = unix.Unmount(filepath.Join(env.WorkDir, "disk"), unix.MNT_DETACH) }) // of a script that failed
+		return nil
+	})
+}
+
+// table reads a table with a header, by the first column.
+func table(t *testing.T, path string) map[string]map[string]string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSuffix(string(b), "\n"), "\n")
+	names := strings.Split(lines[0], "\t")
+	rows := make(map[string]map[string]string)
+	for _, l := range lines[1:] {
+		row := make(map[string]string)
+		for i, v := range strings.Split(l, "\t") {
+			row[names[i]] = v
+		}
+		rows[row[names[0]]] = row
+	}
+	return rows
+}
+
+func writePlan(t *testing.T, text string) (plan, dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	plan = filepath.Join(dir, "plan.yaml")
+	if err := os.WriteFile(plan, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return plan, dir
+}
+
+// Without a race in it: what happens is the same each time.
+const surePlan = `plan: sure
+captures: 3
+deadline: 2s
+window: 2s
+cells:
+  - name: control
+    route: proxied
+    connection: warm
+    predict: {landed: always, from: 0s, to: 2s, by: x}
+  - name: arrives
+    route: proxied
+    connection: warm
+    faults: [{kind: netsplit, mechanism: drop-from, node: worker, heal: 4s}]
+    predict: {landed: always, from: 0s, to: 2s, by: x}
+  - name: waits
+    route: proxied
+    connection: warm
+    faults: [{kind: pause, node: controlplane, heal: 3s}]
+    predict: {landed: never, by: x}
+  - name: nowhere
+    route: direct
+    faults: [{kind: netsplit, node: worker, heal: 4s}]
+    predict: {landed: never, by: x}
+`
+
+// Captures side by side come out as one at a time, and are explained alike.
+func TestMeasureSideBySide(t *testing.T) {
+	testlab.Privileged(t)
+	if testing.Short() {
+		t.Skip("it takes a minute")
+	}
+	plan, dir := writePlan(t, surePlan)
+	results := make(map[string]map[string]map[string]string)
+	for name, args := range map[string][]string{"alone": {"--parallel", "1", "-n", "1"}, "together": {"--parallel", "12"}} {
+		out := filepath.Join(dir, name)
+		cmd := exec.Command(filepath.Join(binDir, "sockwatch"), append([]string{"measure", plan, "-o", out}, args...)...)
+		if b, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", name, err, b)
+		}
+		results[name] = table(t, filepath.Join(out, "captures.tsv"))
+	}
+	if len(results["alone"]) != 4 || len(results["together"]) != 12 {
+		t.Fatalf("%d captures alone, %d together", len(results["alone"]), len(results["together"]))
+	}
+	for id, got := range results["together"] {
+		want := results["alone"][got["cell"]+"-01"]
+		for _, column := range []string{"valid", "client_rc", "landed", "log_lines", "delivered_by", "as_predicted"} {
+			if got[column] != want[column] {
+				t.Errorf("%s: %s is %q, alone it is %q (%s)", id, column, got[column], want[column], got["explanation"])
+			}
+		}
+		if got["as_predicted"] != "yes" || strings.HasPrefix(got["explanation"], "undecided") {
+			t.Errorf("%s: %s: %s", id, got["as_predicted"], got["explanation"])
+		}
+	}
+}
+
+// A node that dies makes its capture invalid, not one in which nothing landed.
+func TestMeasureNodeDies(t *testing.T) {
+	testlab.Privileged(t)
+	plan, dir := writePlan(t, surePlan)
+	out := filepath.Join(dir, "out")
+	var stderr bytes.Buffer
+	cmd := exec.Command(filepath.Join(binDir, "sockwatch"), "measure", plan, "-o", out, "-n", "1", "--only", "waits")
+	cmd.Stderr = &stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	sent := filepath.Join(out, "evidence", "waits-01.jsonl")
+	for end := time.Now().Add(testlab.Slack(20 * time.Second)); ; time.Sleep(10 * time.Millisecond) {
+		if b, _ := os.ReadFile(sent); bytes.Contains(b, []byte("sent: the client starts")) {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("nothing is sent\n%s", &stderr)
+		}
+	}
+	var record struct{ ID string }
+	b, err := os.ReadFile(filepath.Join(out, "run.json"))
+	if err == nil {
+		err = json.Unmarshal(b, &record)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := lab.Open("", "m"+record.ID+"1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	worker, err := l.Node(lab.Worker)
+	if err == nil {
+		err = worker.Kill(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); cmd.ProcessState.ExitCode() != exitIncomplete {
+		t.Errorf("it ended with %v\n%s", err, &stderr)
+	}
+	if got := table(t, filepath.Join(out, "captures.tsv"))["waits-01"]["valid"]; got != "node worker has died" {
+		t.Errorf("valid: %q", got)
+	}
+	if !strings.Contains(stderr.String(), "sockwatch: 1 of 1 captures are invalid\n") {
+		t.Errorf("it said: %s", &stderr)
+	}
 }
 
 // Each of these has something else to be undone: an interface, a frozen
@@ -59,11 +204,7 @@ func TestMeasureKilled(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
-	dir := t.TempDir()
-	plan := filepath.Join(dir, "killed.yaml")
-	if err := os.WriteFile(plan, []byte(killedPlan), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	plan, dir := writePlan(t, killedPlan)
 	const instants, longest = 20, 8 * time.Second
 	side := make(chan struct{}, 5)
 	for i := range instants {

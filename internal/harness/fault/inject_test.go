@@ -118,8 +118,10 @@ func (b *bench) condition(t *testing.T, role string) lab.Condition {
 func TestEveryWay(t *testing.T) {
 	b := newBench(t)
 	specs := []Spec{
-		{Kind: plan.Pause, Node: lab.Controlplane}, {Kind: plan.Kill, Node: lab.Worker},
-		{Kind: plan.Neutral, Node: lab.Worker}, {Kind: plan.Pause, Node: lab.Client},
+		{Kind: plan.Pause, Node: lab.Controlplane},
+		{Kind: plan.Kill, Node: lab.Worker},
+		{Kind: plan.Neutral, Node: lab.Worker},
+		{Kind: plan.Pause, Node: lab.Client},
 	}
 	for _, m := range plan.Mechanisms {
 		specs = append(specs, Spec{Kind: plan.Netsplit, Mechanism: m, Node: lab.Worker})

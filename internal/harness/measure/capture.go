@@ -282,7 +282,24 @@ func (c *capture) experiment(ctx context.Context) error {
 		return err
 	}
 	c.ended(cl)
-	return c.afterWindow(ctx)
+	if err := c.afterWindow(ctx); err != nil {
+		return err
+	}
+	return c.nodesLive(ctx)
+}
+
+// nodesLive: what a node that died meanwhile did not do says nothing.
+func (c *capture) nodesLive(ctx context.Context) error {
+	for _, n := range c.lab.Nodes() {
+		cond, err := n.Condition(ctx)
+		if err != nil {
+			return err
+		}
+		if !cond.Alive {
+			return invalidf("node %s has died", n.Role)
+		}
+	}
+	return nil
 }
 
 // inject makes a fault of the plan.
