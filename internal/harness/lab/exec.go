@@ -2,12 +2,15 @@ package lab
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os/exec"
 	"runtime"
 
 	"golang.org/x/sys/unix"
 )
+
+var errFrozen = errors.New("it is frozen")
 
 // Exec makes this process the program of argv, as a process of the node: in
 // its network namespace, frozen with it, killed with it. It returns only if

@@ -31,7 +31,13 @@ func reach(t *testing.T, from, to *Node) error {
 
 // Each way to break a node, and how it shows.
 func TestFaults(t *testing.T) {
-	for _, backend := range []string{Netns} {
+	for _, backend := range []string{Netns, Docker} {
+		// Containers take their time: those of one lab are broken one after the
+		// other.
+		var shared *Lab
+		if backend == Docker {
+			shared = newLabOf(t, newSpec(t, Docker))
+		}
 		for _, f := range []struct {
 			name        string
 			apply, undo func(ctx context.Context, n *Node) error
@@ -99,8 +105,11 @@ func TestFaults(t *testing.T) {
 			},
 		} {
 			t.Run(backend+"/"+f.name, func(t *testing.T) {
-				t.Parallel()
-				l := newLabOf(t, newSpec(t, backend))
+				l := shared
+				if l == nil {
+					t.Parallel()
+					l = newLabOf(t, newSpec(t, backend))
+				}
 				worker, cp := nodeOf(t, l, Worker), nodeOf(t, l, Controlplane)
 				before := conditionOf(t, worker)
 				mustRead(t, l, node.Proxied)

@@ -13,7 +13,7 @@ import (
 const outputTable = "sockwatch"
 
 // bridgeTable is of the switch's packet filter, for one node.
-func bridgeTable(port string) string { return "sockwatch-" + port }
+func bridgeTable(role string) string { return "sockwatch-" + role }
 
 // dropped is what a table of drops does.
 type dropped struct {
@@ -23,7 +23,7 @@ type dropped struct {
 
 // dropOnBridge drops the frames that pass the bridge between port and the
 // others, or no longer.
-func dropOnBridge(sw netns.NsHandle, port string, d Direction) error {
+func dropOnBridge(sw netns.NsHandle, table, port string, d Direction) error {
 	var rules [][]expr.Any
 	if d == From || d == Both {
 		rules = append(rules, dropIf(expr.MetaKeyIIFNAME, expr.CmpOpEq, port))
@@ -31,7 +31,7 @@ func dropOnBridge(sw netns.NsHandle, port string, d Direction) error {
 	if d == To || d == Both {
 		rules = append(rules, dropIf(expr.MetaKeyOIFNAME, expr.CmpOpEq, port))
 	}
-	return setTable(sw, nftables.TableFamilyBridge, bridgeTable(port), nftables.ChainHookForward, rules)
+	return setTable(sw, nftables.TableFamilyBridge, table, nftables.ChainHookForward, rules)
 }
 
 // dropOutput drops what a node sends to others, or no longer.

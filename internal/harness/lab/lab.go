@@ -220,7 +220,7 @@ func List(stateDir string) ([]Status, error) {
 		all = append(all, s.status(dir))
 	}
 	left, err := leftNamespaces()
-	return append(all, left...), err
+	return slices.Concat(all, left, leftContainers()), err
 }
 
 // Remove takes a lab away, or what is left of one that is written down nowhere

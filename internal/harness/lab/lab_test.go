@@ -13,7 +13,12 @@ import (
 )
 
 func TestUp(t *testing.T) {
-	s := newSpec(t, Netns)
+	for _, backend := range []string{Netns, Docker} {
+		t.Run(backend, func(t *testing.T) { testUp(t, newSpec(t, backend)) })
+	}
+}
+
+func testUp(t *testing.T, s Spec) {
 	l := newLabOf(t, s)
 
 	if status, err := l.Status(); err != nil || status.Phase != Ready {

@@ -49,6 +49,9 @@ var names atomic.Uint32
 func newSpec(t *testing.T, backend string) Spec {
 	t.Helper()
 	testlab.Privileged(t)
+	if backend == Docker {
+		testlab.NewDocker(t) // fails or skips without an engine
+	}
 	s := Spec{
 		Name:     fmt.Sprintf("t%d-%d", os.Getpid(), names.Add(1)),
 		Backend:  backend,
@@ -90,6 +93,13 @@ func nothingLeft(t *testing.T, s Spec) {
 		}
 		if len(left) > 0 {
 			t.Errorf("left behind: %v", left)
+		}
+	}
+	if s.Backend == Docker {
+		for _, left := range leftContainers() {
+			if left.Name == s.Name {
+				t.Errorf("left behind: %+v", left)
+			}
 		}
 	}
 	for _, p := range processesOf(t, s) {
@@ -139,7 +149,7 @@ func conditionOf(t *testing.T, n *Node) Condition {
 }
 
 // read asks for the version within a time that is much longer than a lab
-// needs and much shorter than what it waits for by itself.
+// needs for it and much shorter than what it waits for by itself.
 func read(t *testing.T, l *Lab, route node.Route) (node.Reading, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)

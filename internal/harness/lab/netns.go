@@ -315,7 +315,7 @@ func (b *namespaces) setPort(_ context.Context, n *Node, up bool) error {
 }
 
 func (b *namespaces) dropOnBridge(_ context.Context, n *Node, d Direction) error {
-	return b.inSwitch(func(sw netns.NsHandle) error { return dropOnBridge(sw, n.Role, d) })
+	return b.inSwitch(func(sw netns.NsHandle) error { return dropOnBridge(sw, bridgeTable(n.Role), n.Role, d) })
 }
 
 func (b *namespaces) dropOutput(_ context.Context, n *Node, drop bool) error {
@@ -381,7 +381,7 @@ func (b *namespaces) enter(_ context.Context, n *Node) error {
 	defer ns.Close()
 	g := b.cgroup(n)
 	if frozen, err := g.frozen(); err != nil || frozen {
-		return errors.Join(err, errors.New("it is frozen"))
+		return errors.Join(err, errFrozen)
 	}
 	if err := g.join(); err != nil {
 		return err

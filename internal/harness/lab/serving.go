@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"strings"
 	"time"
 
@@ -66,18 +65,23 @@ func (n *Node) waitServing(ctx context.Context) error {
 
 var errEnded = errors.New("its programs have ended")
 
+// waitListening waits until apid listens. It looks and does not knock: a
+// connection from within that comes too early may be given the very port that
+// it asks for, and then apid finds it taken.
 func (n *Node) waitListening(ctx context.Context) error {
-	address := netip.AddrPortFrom(loopback, node.Port).String()
 	return await(ctx, func() (bool, error) {
-		conn, err := n.Dial(ctx, "tcp", address)
-		if err == nil {
-			conn.Close()
+		ok := false
+		err := n.do(ctx, func() (err error) {
+			ok, err = listening(node.Port)
+			return err
+		})
+		if ok {
 			return true, nil
 		}
 		if running, e := n.lab.backend.running(ctx, n); e != nil || !running {
 			return false, errors.Join(e, errEnded)
 		}
-		return false, nil
+		return false, err
 	})
 }
 

@@ -17,6 +17,8 @@ func newBackend(l *Lab, s state) (backend, error) {
 	switch s.Backend {
 	case Netns:
 		return &namespaces{l: l, freezer: s.Freezer}, nil
+	case Docker:
+		return &containers{l: l}, nil
 	}
 	return nil, fmt.Errorf("%w: %q; there is %s and %s", ErrBackend, s.Backend, Netns, Docker)
 }
