@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/sockwatch/sockwatch/internal/events"
 	"github.com/sockwatch/sockwatch/internal/evidence"
+	"github.com/sockwatch/sockwatch/internal/harness/lab"
 	"github.com/sockwatch/sockwatch/internal/testlab"
 )
 
@@ -69,6 +71,18 @@ func TestObserve(t *testing.T) {
 func TestMarks(t *testing.T) {
 	testlab.Privileged(t)
 	runScripts(t, "testdata/marks", withNetns(t))
+}
+
+// TestLab runs what makes labs: each script has a name for one, $LAB.
+func TestLab(t *testing.T) {
+	testlab.Privileged(t)
+	runScripts(t, "testdata/lab", func(env *testscript.Env) error {
+		name := fmt.Sprintf("s%d", os.Getpid())
+		env.Setenv("LAB", name)
+		dir := filepath.Join(env.WorkDir, "labs")
+		env.Defer(func() { lab.Remove(context.Background(), dir, name) })
+		return nil
+	})
 }
 
 func withNetns(t *testing.T) func(*testscript.Env) error {

@@ -62,10 +62,14 @@ func (b *containers) on(ctx context.Context, n *Node, f func(e *engine, c ctr) e
 	})
 }
 
-func (b *containers) make(ctx context.Context) error {
+func (b *containers) check(ctx context.Context) error {
 	if err := static(b.l.Binary); err != nil {
 		return err
 	}
+	return b.with(func(e *engine) error { return e.ping(ctx) })
+}
+
+func (b *containers) make(ctx context.Context) error {
 	return b.with(func(e *engine) error {
 		if err := b.claim(ctx, e); err != nil {
 			return err

@@ -48,6 +48,12 @@ func newEngine(l *Lab) (*engine, error) {
 
 func (e *engine) close() { e.cli.Close() }
 
+// ping asks whether the engine is there.
+func (e *engine) ping(ctx context.Context) error {
+	_, err := e.cli.Ping(ctx)
+	return e.fail(err)
+}
+
 // fail says in one line what went wrong, and whether it was the engine.
 func (e *engine) fail(err error) error {
 	if err == nil {

@@ -92,6 +92,7 @@ const (
 // under the lab's lock. Each of them may find its work done already, or half
 // done.
 type backend interface {
+	check(ctx context.Context) error // whether it can be had at all
 	make(ctx context.Context) error
 	remove(ctx context.Context) error
 	target(n *Node) string

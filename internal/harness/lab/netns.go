@@ -42,6 +42,8 @@ func (b *namespaces) cgroup(n *Node) cgroup { return cgroup{filepath.Join(b.free
 
 func (b *namespaces) target(n *Node) string { return "netns:" + n.Name }
 
+func (b *namespaces) check(context.Context) error { return nil }
+
 func (b *namespaces) make(ctx context.Context) error {
 	if err := b.claim(ctx); err != nil {
 		return err

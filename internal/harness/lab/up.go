@@ -88,6 +88,9 @@ func begin(ctx context.Context, s Spec) (l *Lab, unlock func(), err error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	if err := l.backend.check(ctx); err != nil {
+		return nil, nil, err
+	}
 	unlock, err = l.claim(ctx)
 	if err != nil {
 		return nil, nil, err
