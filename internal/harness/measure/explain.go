@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sockwatch/sockwatch/internal/events"
+	"github.com/sockwatch/sockwatch/internal/evidence"
 	"github.com/sockwatch/sockwatch/internal/harness/lab"
 	"github.com/sockwatch/sockwatch/internal/harness/node"
 	"github.com/sockwatch/sockwatch/internal/harness/plan"
@@ -57,8 +58,12 @@ type Explanation struct {
 func Explain(evs []events.Event, f Facts) Explanation {
 	x := &explainer{Facts: f}
 	for i := range evs {
-		if e := &evs[i]; e.Sock != nil && e.Netns != nil {
+		e := &evs[i]
+		if e.Sock != nil && e.Netns != nil {
 			x.events = append(x.events, e)
+		}
+		if e.Summary != nil {
+			x.namespaces = e.Summary.Namespaces
 		}
 	}
 	slices.SortStableFunc(x.events, func(a, b *events.Event) int { return cmp.Compare(a.MonoNS, b.MonoNS) })
@@ -68,8 +73,9 @@ func Explain(evs []events.Event, f Facts) Explanation {
 
 type explainer struct {
 	Facts
-	events []*events.Event
-	out    Explanation
+	events     []*events.Event
+	namespaces []events.NamespaceCounts
+	out        Explanation
 
 	sent *end // the end that sent the request
 	took *end // the worker's
@@ -177,102 +183,125 @@ func (x *explainer) retransmits(e *end) (out []*events.Event) {
 // delivery decides which transmission brought the request to the worker's
 // kernel.
 func (x *explainer) delivery() {
-	if x.Route == plan.Proxied && x.ProxyCall == nil && x.WorkerCall == nil {
-		return // it was never sent on this connection
+	if len(x.sent.events) == 0 || x.Route == plan.Proxied && x.ProxyCall == nil && x.WorkerCall == nil {
+		return // the connection is not in the evidence, or the request was never sent on it
 	}
-	again := x.retransmits(x.sent)
-	// The worker's proxy had the headers: what was sent last before that
-	// brought them. A frozen proxy reads later than the kernel receives.
+	// When the worker's proxy had the headers; a frozen one reads later than the
+	// kernel receives.
 	var read uint64
 	if x.WorkerCall != nil {
 		read = x.WorkerCall.StartedNS
 	}
+	again := x.retransmits(x.sent)
 	if len(again) == 0 {
-		if a := x.fateAbort(x.sent); a != nil && a.TCP != nil && a.TCP.UnackedBytes > 0 {
-			return
-		}
-		// Nothing was due to be sent again: it was acknowledged at once. When
-		// exactly is known if it was read at once, too.
-		x.out.DeliveredBy = "first transmission"
-		if read < x.Sent+uint64(time.Second) {
-			x.out.DeliveredNS = read
-		}
+		x.firstDelivers(read)
 		return
 	}
-	if read != 0 && read < again[0].MonoNS {
-		x.out.DeliveredBy, x.out.DeliveredNS = "first transmission", read
-		return
-	}
+	at := read
 	for _, ev := range x.sent.events {
-		if ev.Recovered == nil || ev.MonoNS < again[0].MonoNS {
-			continue
+		if ev.Recovered != nil && ev.MonoNS >= again[0].MonoNS && (at == 0 || ev.MonoNS < at) {
+			at = ev.MonoNS
 		}
-		at := ev.MonoNS
-		if read != 0 && read < at {
-			at = read
-		}
-		if r, name := x.answered(again, ev); r != nil {
-			x.out.DeliveredBy, x.out.DeliveredNS = name, at
-		} else {
-			x.out.DeliveredBy, x.out.DeliveredNS = "a retransmission", at
-		}
-		return
 	}
-	if read != 0 {
-		last := again[0]
-		for _, r := range again {
-			if r.MonoNS <= read {
-				last = r
-			}
-		}
-		x.out.DeliveredBy, x.out.DeliveredNS = x.name(again, last), read
+	switch {
+	case at == 0:
+	case at < again[0].MonoNS:
+		x.out.DeliveredBy, x.out.DeliveredNS = firstTransmission, at
+	default:
+		x.out.DeliveredBy, x.out.DeliveredNS = x.lastBefore(again, at), at
 	}
 }
 
-// overtook is how many bytes that had never been sent went out, after the first
-// answer to a timeout, before what was to be sent again: TCP looks in this way
-// whether the timeout was spurious (F-RTO).
-func (x *explainer) overtook() uint32 {
-	var before *events.Event // the last timeout
-	for _, r := range x.retransmits(x.sent) {
-		switch {
-		case r.TCP == nil:
-		case r.Retransmit.Cause == "rto":
-			before = r
-		case before != nil && int32(r.Retransmit.SeqStart-before.TCP.SndNxt) < 0:
-			return r.TCP.SndNxt - before.TCP.SndNxt
-		}
+const firstTransmission = "first transmission"
+
+// firstDelivers: nothing was sent again. If it was read at once, it had come at
+// once. Else that nothing was due to be sent again says so, if no event of it
+// is missing.
+func (x *explainer) firstDelivers(read uint64) {
+	switch {
+	case read != 0 && read < x.Sent+uint64(time.Second):
+		x.out.DeliveredBy, x.out.DeliveredNS = firstTransmission, read
+	case x.fateAbort(x.sent) != nil, !x.sound(x.sent):
+	default:
+		x.out.DeliveredBy = firstTransmission
 	}
-	return 0
 }
 
-// answered finds the retransmission that a recovery answered.
-func (x *explainer) answered(again []*events.Event, recovered *events.Event) (*events.Event, string) {
-	for _, r := range again {
-		if r.Retransmit.Attempt == recovered.Recovered.Answered && r.MonoNS <= recovered.MonoNS {
-			return r, x.name(again, r)
+// sound reports whether the namespace of an end is one whose evidence the
+// kernel's counters do not contradict.
+func (x *explainer) sound(e *end) bool {
+	n := *e.events[0].Netns
+	for _, c := range x.namespaces {
+		if c.Netns == n {
+			return c.Verdict.State != evidence.Incomplete
 		}
 	}
-	return nil, ""
+	return false
 }
 
-// name says which retransmission r is.
-func (x *explainer) name(again []*events.Event, r *events.Event) string {
+// lastBefore names the retransmission that was the last one before a time: the
+// last timeout, if there was any, because what follows its answer is the rest of
+// the same.
+func (x *explainer) lastBefore(again []*events.Event, at uint64) string {
 	n := 0
-	for _, o := range again {
-		if o.Retransmit.Cause == "rto" && o.MonoNS <= r.MonoNS {
+	var last *events.Event
+	for _, r := range again {
+		if r.MonoNS > at {
+			break
+		}
+		last = r
+		if r.Retransmit.Cause == "rto" {
 			n++
 		}
+		n = max(n, timeouts(r))
 	}
 	// An event that was lost must not make an earlier one of it: the socket
-	// counts its timeouts too.
-	if r.TCP != nil && r.Retransmit.Cause == "rto" {
-		n = max(n, int(r.TCP.Retransmits))
+	// counts its timeouts, and forgets them only after the answer.
+	answer := slices.IndexFunc(x.sent.events, func(ev *events.Event) bool { return ev.Recovered != nil && ev.MonoNS >= again[0].MonoNS })
+	if answer >= 0 && !slices.ContainsFunc(again, func(r *events.Event) bool {
+		return r.MonoNS > at && r.MonoNS <= x.sent.events[answer].MonoNS
+	}) {
+		n = max(n, timeouts(x.sent.events[answer]))
 	}
-	if r.Retransmit.Cause != "rto" {
-		return fmt.Sprintf("retransmission %d of its run (%s)", r.Retransmit.Attempt, r.Retransmit.Cause)
+	if n == 0 {
+		return fmt.Sprintf("retransmission %d of its run (%s)", last.Retransmit.Attempt, last.Retransmit.Cause)
 	}
 	return fmt.Sprintf("%s retransmission by timeout", ordinal(n))
+}
+
+func timeouts(ev *events.Event) int {
+	if ev.TCP == nil {
+		return 0
+	}
+	return int(ev.TCP.Retransmits)
+}
+
+// later tells of what was written after the request and sent with it: in the
+// answer to a timeout, or even before the rest of the request, because TCP looks
+// in this way whether the timeout was spurious (F-RTO).
+func (x *explainer) later() string {
+	var timeout *events.Event // the last one
+	for _, ev := range x.sent.events {
+		if ev.TCP == nil || ev.MonoNS < x.Sent {
+			continue
+		}
+		if ev.Retransmit != nil && ev.Retransmit.Cause == "rto" {
+			timeout = ev
+			continue
+		}
+		if timeout == nil || int32(ev.TCP.SndNxt-timeout.TCP.SndNxt) <= 0 {
+			continue
+		}
+		text := fmt.Sprintf("; %d bytes, written after the request, had been sent", ev.TCP.SndNxt-timeout.TCP.SndNxt)
+		if r := ev.Retransmit; r != nil && int32(r.SeqStart-timeout.TCP.SndNxt) < 0 {
+			text += " before the rest of it,"
+		}
+		if before := float64(int64(x.WorkerCall.StartedNS)-int64(ev.MonoNS)) / 1e6; before >= 0 {
+			text += fmt.Sprintf(" %.1f ms before the proxy took it up", before)
+		}
+		return strings.TrimSuffix(text, ",")
+	}
+	return ""
 }
 
 func ordinal(n int) string {
@@ -342,9 +371,7 @@ func (x *explainer) words(sender string, dials []Conn) (string, bool) {
 		}
 		text := fmt.Sprintf("delivered by the %s; the worker's proxy took it up %s and ended it as %s %s after the send, before the daemon had it: its cancellation came first",
 			delivered, x.since(x.WorkerCall.StartedNS), x.WorkerCall.Code, x.since(x.WorkerCall.MonoNS))
-		if n := x.overtook(); n > 0 {
-			text += fmt.Sprintf(" (%d bytes that were written later were sent before the rest of the request)", n)
-		}
+		text += x.later()
 		return text, true
 	}
 	gone, other := x.fateAbort(x.took), x.fateAbort(x.sent)
