@@ -290,7 +290,22 @@ type Clock struct {
 	RealNS  uint64 `json:"real_ns" jsonschema_description:"CLOCK_REALTIME, nanoseconds."`
 	BootNS  uint64 `json:"boot_ns" jsonschema_description:"CLOCK_BOOTTIME, nanoseconds: it counts suspend, CLOCK_MONOTONIC does not."`
 	ErrorNS uint64 `json:"error_ns" jsonschema_description:"Bound, nanoseconds: all clocks were read within this long of mono_ns."`
-	StepNS  int64  `json:"step_ns" jsonschema_description:"What CLOCK_REALTIME gained on CLOCK_MONOTONIC since the pair before, nanoseconds; large: wall time was stepped."`
+	StepNS  int64  `json:"step_ns" jsonschema_description:"What CLOCK_REALTIME gained on CLOCK_MONOTONIC since the pair before, nanoseconds; wall time is slewed by 500 parts in a million at most."`
+
+	Stepped     bool   `json:"stepped,omitempty" jsonschema_description:"True if step_ns is more than slewing and a suspend make it: wall time was set since the pair before, compare mono_ns across it. Absent otherwise."`
+	SuspendedNS uint64 `json:"suspended_ns,omitempty" jsonschema_description:"What CLOCK_BOOTTIME gained on CLOCK_MONOTONIC since the pair before, nanoseconds: the machine was suspended. Absent when it was not."`
+	NTP         *NTP   `json:"ntp,omitempty" jsonschema_description:"How well the kernel believes wall time to be kept; absent where it may not be asked."`
+}
+
+// NTP is the kernel's state of CLOCK_REALTIME, as adjtimex(2) has it.
+type NTP struct {
+	State      string   `json:"state" jsonschema:"enum=ok,enum=ins,enum=del,enum=oop,enum=wait,enum=error" jsonschema_description:"What adjtimex returns, without TIME_: error if nothing synchronises the clock; ins, del, oop, wait around a leap second."`
+	Status     []string `json:"status" jsonschema_description:"Flags of status, without STA_: UNSYNC, PLL, NANO, ..."`
+	OffsetNS   int64    `json:"offset_ns" jsonschema_description:"Offset that is being slewed away, nanoseconds."`
+	FreqPPB    int64    `json:"freq_ppb" jsonschema_description:"Correction of the clock's frequency, parts in 10^9."`
+	TickUs     int64    `json:"tick_us" jsonschema_description:"Microseconds between ticks of USER_HZ: 10000 unless it is corrected."`
+	MaxErrorUs int64    `json:"maxerror_us" jsonschema_description:"Bound of the error of wall time, microseconds; the kernel lets it grow until it is synchronised again."`
+	EstErrorUs int64    `json:"esterror_us" jsonschema_description:"Estimated error of wall time, microseconds."`
 }
 
 // Lost says that records were lost, and where.

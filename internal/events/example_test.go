@@ -95,7 +95,9 @@ func examples() []*Event {
 	mark.Mark = &Mark{Text: "link of controlplane cut", Kind: "applied", By: "cut.sh, pid 4690"}
 
 	clock := at(11, TypeClock, 10_000_000_000)
-	clock.Clock = &Clock{RealNS: boot + 10_000_000_000, BootNS: 10_000_000_000, ErrorNS: 90, StepNS: -1_250}
+	clock.Clock = &Clock{RealNS: boot + 10_000_000_000, BootNS: 10_000_000_000, ErrorNS: 90, StepNS: -1_250, NTP: &NTP{
+		State: "ok", Status: []string{"PLL", "NANO"}, OffsetNS: -4_210, FreqPPB: -13_204, TickUs: 10_000, MaxErrorUs: 21_500, EstErrorUs: 118,
+	}}
 
 	lost := at(13, TypeLost, 11_000_000_000)
 	lost.Lost = &Lost{

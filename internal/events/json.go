@@ -112,6 +112,16 @@ func (e *Event) appendParts(b []byte) []byte {
 		b = appendUint(b, `,"boot_ns":`, e.Clock.BootNS)
 		b = appendUint(b, `,"error_ns":`, e.Clock.ErrorNS)
 		b = appendInt(b, `,"step_ns":`, e.Clock.StepNS)
+		if e.Clock.Stepped {
+			b = append(b, `,"stepped":true`...)
+		}
+		if e.Clock.SuspendedNS != 0 {
+			b = appendUint(b, `,"suspended_ns":`, e.Clock.SuspendedNS)
+		}
+		if e.Clock.NTP != nil {
+			b = append(b, `,"ntp":`...)
+			b = e.Clock.NTP.appendJSON(b)
+		}
 		b = append(b, '}')
 	}
 	if e.Lost != nil {
@@ -358,6 +368,17 @@ func (s *Session) appendJSON(b []byte) []byte {
 		b = append(b, `,"self_test":`...)
 		b = s.SelfTest.appendJSON(b)
 	}
+	return append(b, '}')
+}
+
+func (n *NTP) appendJSON(b []byte) []byte {
+	b = appendStr(b, `{"state":`, n.State)
+	b = appendStrs(b, `,"status":`, n.Status)
+	b = appendInt(b, `,"offset_ns":`, n.OffsetNS)
+	b = appendInt(b, `,"freq_ppb":`, n.FreqPPB)
+	b = appendInt(b, `,"tick_us":`, n.TickUs)
+	b = appendInt(b, `,"maxerror_us":`, n.MaxErrorUs)
+	b = appendInt(b, `,"esterror_us":`, n.EstErrorUs)
 	return append(b, '}')
 }
 

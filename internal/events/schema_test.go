@@ -75,6 +75,7 @@ func TestSchemaRefusesMutations(t *testing.T) {
 	optional := map[string]bool{
 		"owner": true, "tcp": true, "mptcp": true, "container": true, "blind_ns": true, "sysctls": true, "sockets": true,
 		"reset.segment": true, "reset.trigger": true, "drop.segment": true, "detail": true,
+		"clock.ntp": true,
 	}
 	for _, e := range examples() {
 		line := e.AppendJSON(nil)

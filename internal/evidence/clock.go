@@ -91,45 +91,98 @@ func (p Pair) Wall(monoNS uint64) events.WallTime {
 	return events.WallTime(int64(monoNS) + p.Offset())
 }
 
-// Clock keeps the newest pair. The zero value is not usable, see [NewClock].
-// It is not safe for concurrent use.
-type Clock struct {
-	last Pair
+// A Move is what happened to the clocks from one pair to the next.
+type Move struct {
+	StepNS    int64 // what CLOCK_REALTIME gained on CLOCK_MONOTONIC
+	AsleepNS  int64 // what CLOCK_BOOTTIME did
+	Stepped   bool  // StepNS is more than a suspend, slewing and the errors of the pairs
+	Suspended bool  // AsleepNS is more than the errors of the pairs
 }
 
-// NewClock returns a Clock and the event for its first pair.
-func NewClock() (*Clock, Pair, events.Clock, error) {
-	p, err := ClockPair()
+// moveNS is what clocks move by at least when they move.
+const moveNS = 1_000_000
+
+// Since says what moved since an earlier pair. CLOCK_MONOTONIC never steps, and
+// wall time is slewed by 500 parts in a million at most.
+func (p Pair) Since(old Pair) Move {
+	slack := int64(old.ErrorNS + p.ErrorNS)
+	m := Move{StepNS: p.Offset() - old.Offset(), AsleepNS: p.asleep() - old.asleep()}
+	m.Suspended = m.AsleepNS > slack+moveNS
+	step := m.StepNS
+	if m.Suspended {
+		step -= m.AsleepNS
+	}
+	since := int64(p.MonoNS - old.MonoNS)
+	m.Stepped = max(step, -step) > 2*slack+moveNS+max(since, -since)/2000
+	return m
+}
+
+// asleep is for how long the machine was suspended since it started.
+func (p Pair) asleep() int64 { return int64(p.BootNS - p.MonoNS) }
+
+// Clock keeps the newest pairs. It is not safe for concurrent use.
+type Clock struct {
+	read         func() (Pair, error)
+	before, last Pair
+}
+
+// NewClock returns a Clock and the event for its first pair. read takes pairs;
+// nil is [ClockPair].
+func NewClock(read func() (Pair, error)) (*Clock, Pair, events.Clock, error) {
+	if read == nil {
+		read = ClockPair
+	}
+	p, err := read()
 	if err != nil {
 		return nil, Pair{}, events.Clock{}, err
 	}
-	return &Clock{last: p}, p, p.event(0), nil
+	return &Clock{read: read, before: p, last: p}, p, p.event(), nil
 }
 
-// Update reads the clocks again and returns the new pair and its event, whose
-// StepNS is what wall time gained on CLOCK_MONOTONIC since the pair before.
-// A few microseconds a second are slewing by NTP; more is a step.
+// Update reads the clocks again and returns the new pair and its event, which
+// says what moved since the pair before.
 func (c *Clock) Update() (Pair, events.Clock, error) {
-	p, err := ClockPair()
+	p, err := c.read()
 	if err != nil {
 		return Pair{}, events.Clock{}, err
 	}
-	e := c.replace(p)
-	return p, e, nil
+	return p, c.replace(p), nil
+}
+
+// Moved says whether wall time was stepped, or the machine suspended, since the
+// newest pair. It is cheap.
+func (c *Clock) Moved() (bool, error) {
+	p, err := c.read()
+	if err != nil {
+		return false, err
+	}
+	m := p.Since(c.last)
+	return m.Stepped || m.Suspended, nil
 }
 
 func (c *Clock) replace(p Pair) events.Clock {
-	e := p.event(p.Offset() - c.last.Offset())
-	c.last = p
+	m := p.Since(c.last)
+	e := p.event()
+	e.StepNS, e.Stepped = m.StepNS, m.Stepped
+	if m.Suspended {
+		e.SuspendedNS = uint64(m.AsleepNS)
+	}
+	c.before, c.last = c.last, p
 	return e
 }
 
 // Pair returns the newest pair.
 func (c *Clock) Pair() Pair { return c.last }
 
-// Wall converts CLOCK_MONOTONIC to wall time by the newest pair.
-func (c *Clock) Wall(monoNS uint64) events.WallTime { return c.last.Wall(monoNS) }
+// Wall converts CLOCK_MONOTONIC to wall time by the nearer of the newest two
+// pairs.
+func (c *Clock) Wall(monoNS uint64) events.WallTime {
+	if monoNS < c.last.MonoNS && c.last.MonoNS-monoNS > monoNS-min(monoNS, c.before.MonoNS) {
+		return c.before.Wall(monoNS)
+	}
+	return c.last.Wall(monoNS)
+}
 
-func (p Pair) event(step int64) events.Clock {
-	return events.Clock{RealNS: p.RealNS, BootNS: p.BootNS, ErrorNS: p.ErrorNS, StepNS: step}
+func (p Pair) event() events.Clock {
+	return events.Clock{RealNS: p.RealNS, BootNS: p.BootNS, ErrorNS: p.ErrorNS, NTP: ReadNTP()}
 }

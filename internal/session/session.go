@@ -39,6 +39,9 @@ type Config struct {
 	OnReady          func() error       // called once everything is attached
 	Version, Commit  string
 	Command          []string
+
+	// Clock reads the clocks; nil: evidence.ClockPair.
+	Clock func() (evidence.Pair, error)
 }
 
 // Result is how an observation went.
@@ -204,7 +207,7 @@ func (s *session) begin() (pair evidence.Pair, first events.Clock, err error) {
 	if _, err := evidence.RaiseLimits(uint64(256 + 12*len(s.cfg.Targets))); err != nil {
 		return pair, first, err
 	}
-	if s.clock, pair, first, err = evidence.NewClock(); err != nil {
+	if s.clock, pair, first, err = evidence.NewClock(s.cfg.Clock); err != nil {
 		return pair, first, err
 	}
 	s.startNS, s.lastClockNS, s.lastCountNS = pair.MonoNS, pair.MonoNS, pair.MonoNS
@@ -396,7 +399,11 @@ func (s *session) tick() error {
 			return err
 		}
 	}
-	if now-s.lastClockNS >= uint64(clockEvery) {
+	moved, err := s.clock.Moved()
+	if err != nil {
+		return err
+	}
+	if moved || now-s.lastClockNS >= uint64(clockEvery) {
 		if err := s.clockPair(); err != nil {
 			return err
 		}

@@ -105,6 +105,7 @@ func newSession(f *fileCheck, e *events.Event, line int, sum *events.Summary) *s
 	default:
 		s.out.BootID, s.out.Version = s.header.BootID, s.header.Version+" "+s.header.Commit
 		s.out.Targets = append(s.out.Targets, s.header.Targets...)
+		s.selfTest(s.header.SelfTest)
 		if sum != nil {
 			s.audit = evidence.NewAudit(s.header, sum)
 		}
@@ -157,6 +158,17 @@ func (s *session) twin(all []*session) {
 			s.find(Note, CheckNumbering, s.out.FirstLine, s.first.Seq, "the same session is in %s", o.file())
 		}
 		return
+	}
+}
+
+// selfTest holds the result of a self-test against what it lists.
+func (s *session) selfTest(t *events.SelfTest) {
+	switch {
+	case t == nil:
+	case t.Passed != (len(t.Missing) == 0):
+		s.find(Contradiction, CheckCounts, s.out.FirstLine, s.first.Seq, "self_test.passed is %t, and self_test.missing lists %d", t.Passed, len(t.Missing))
+	case !t.Passed:
+		s.find(Incomplete, CheckCounts, s.out.FirstLine, s.first.Seq, "the self-test failed, so that nothing follows from what is not here: %s", strings.Join(t.Missing, "; "))
 	}
 }
 
@@ -553,23 +565,29 @@ func (s *session) clockPair(e *events.Event) {
 		return
 	}
 	last := s.clock.last()
-	slack := last.errorNS + p.errorNS
-	step, slept := p.offset-last.offset, p.asleep-last.asleep
-	if c.StepNS != step {
-		s.contradicts(CheckClock, e, "step_ns is %d, real_ns gained %d on mono_ns since line %d", c.StepNS, step, last.line)
+	moved := p.reading().Since(last.reading())
+	if c.StepNS != moved.StepNS {
+		s.contradicts(CheckClock, e, "step_ns is %d, real_ns gained %d on mono_ns since line %d", c.StepNS, moved.StepNS, last.line)
 	}
-	// CLOCK_MONOTONIC never steps; it is slewed by 500 parts in a million at most.
-	since := int64(e.MonoNS - last.mono)
+	var asleep uint64
+	if moved.Suspended {
+		asleep = uint64(moved.AsleepNS)
+	}
 	switch {
 	case e.MonoNS <= last.mono:
 		s.contradicts(CheckClock, e, "the clocks were read at or before line %d", last.line)
-	case slept < -slack:
-		s.contradicts(CheckClock, e, "boot_ns lost %s on mono_ns since line %d, which it cannot", time.Duration(-slept), last.line)
-	case slept > slack+int64(time.Millisecond):
-		s.notes(CheckClock, e, "the machine was suspended for %s since line %d", time.Duration(slept), last.line)
+	case moved.AsleepNS < -last.errorNS-p.errorNS:
+		s.contradicts(CheckClock, e, "boot_ns lost %s on mono_ns since line %d, which it cannot", time.Duration(-moved.AsleepNS), last.line)
+	case c.SuspendedNS != asleep:
+		s.contradicts(CheckClock, e, "suspended_ns is %d, by boot_ns it is %d since line %d", c.SuspendedNS, asleep, last.line)
+	case moved.Suspended:
+		s.notes(CheckClock, e, "the machine was suspended for %s since line %d", time.Duration(asleep), last.line)
 	}
-	if step -= slept; abs(step) > 2*slack+int64(time.Millisecond)+abs(since)/2000 {
-		s.notes(CheckClock, e, "wall time was stepped by %s since line %d: compare mono_ns across it, not time", time.Duration(step), last.line)
+	switch {
+	case c.Stepped != moved.Stepped:
+		s.contradicts(CheckClock, e, "stepped is %t, by real_ns it is %t since line %d", c.Stepped, moved.Stepped, last.line)
+	case moved.Stepped:
+		s.notes(CheckClock, e, "wall time was stepped by %s since line %d: compare mono_ns across it, not time", time.Duration(moved.StepNS-int64(asleep)), last.line)
 	}
 	if len(s.clock.pairs) == 3 {
 		s.clock.pairs[1] = s.clock.pairs[2]
@@ -578,14 +596,11 @@ func (s *session) clockPair(e *events.Event) {
 	s.clock.pairs = append(s.clock.pairs, p)
 }
 
+func (p *pair) reading() evidence.Pair {
+	return evidence.Pair{MonoNS: p.mono, RealNS: p.mono + uint64(p.offset), BootNS: p.mono + uint64(p.asleep), ErrorNS: uint64(p.errorNS)}
+}
+
 // notes is for what is true, and should be known.
 func (s *session) notes(c Check, e *events.Event, format string, args ...any) {
 	s.find(Note, c, s.out.LastLine, e.Seq, format, args...)
-}
-
-func abs(n int64) int64 {
-	if n < 0 {
-		return -n
-	}
-	return n
 }
