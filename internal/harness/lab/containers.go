@@ -197,7 +197,25 @@ func (b *containers) startAll(ctx context.Context, e *engine) error {
 	return first
 }
 
+// settle is how long the engine may go on with what it was asked to make by a
+// process that was killed meanwhile.
+const settle = time.Second
+
 func (b *containers) remove(ctx context.Context) error {
+	err := b.removeNow(ctx)
+	s, e := readState(b.l.Dir)
+	if err != nil || e != nil || s.Phase != Making {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(settle):
+		return b.removeNow(ctx)
+	}
+}
+
+func (b *containers) removeNow(ctx context.Context) error {
 	return b.with(func(e *engine) error {
 		for _, n := range b.l.nodes {
 			c, err := e.inspect(ctx, n.Name, b.network())

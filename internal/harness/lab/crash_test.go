@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -289,4 +290,114 @@ func TestConcurrentChanges(t *testing.T) {
 		}
 	}
 	mustRead(t, l, node.Direct)
+}
+
+// The same with containers, which the engine goes on making for a while.
+func TestDockerCrash(t *testing.T) {
+	s := newSpec(t, Docker)
+	whole := took(t, s, "up")
+	took(t, s, "down")
+	r := instants(t)
+	for i := range 5 {
+		after := time.Duration(r.Int64N(int64(whole)))
+		killed(t, s, "up", after)
+		if i%2 == 0 {
+			l, err := Up(t.Context(), s)
+			if errors.Is(err, ErrExists) { // it had come up by then
+				l, err = Open(s.StateDir, s.Name)
+			}
+			if err != nil {
+				t.Fatalf("up again after %v of %v: %v", after, whole, err)
+			}
+			mustRead(t, l, node.Proxied)
+		}
+		if err := Remove(t.Context(), s.StateDir, s.Name); err != nil && !errors.Is(err, ErrNotFound) {
+			t.Fatalf("remove after %v of %v: %v", after, whole, err)
+		}
+		nothingLeft(t, s)
+		if t.Failed() {
+			t.Fatalf("killed after %v of %v", after, whole)
+		}
+	}
+
+	// With its directory gone, it is found by its label.
+	l := newLabOf(t, s)
+	if err := nodeOf(t, l, Worker).DropOnBridge(t.Context(), Both); err != nil {
+		t.Fatal(err)
+	}
+	if err := nodeOf(t, l, Worker).Freeze(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(l.Dir); err != nil {
+		t.Fatal(err)
+	}
+	all, err := List(s.StateDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(all, func(f Status) bool { return f.Name == s.Name && f.Phase == Left && f.Backend == Docker }) {
+		t.Errorf("%s is not listed: %+v", s.Name, all)
+	}
+	other := s
+	other.StateDir = filepath.Join(t.TempDir(), "labs")
+	l = newLabOf(t, other)
+	if c := conditionOf(t, nodeOf(t, l, Worker)); !c.Alive || c.Frozen || c.Dropped != None {
+		t.Errorf("the next lab has %+v", c)
+	}
+	if _, err := Up(t.Context(), s); !errors.Is(err, ErrExists) {
+		t.Errorf("a second lab of the name, elsewhere: %v", err)
+	}
+	mustRead(t, l, node.Proxied)
+	if err := l.Down(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	os.Remove(s.StateDir)
+}
+
+// A process that joined a container is frozen with it and ends with it.
+func TestDockerCommand(t *testing.T) {
+	l := newLabOf(t, newSpec(t, Docker))
+	n := nodeOf(t, l, Worker)
+	sleeper := n.Command(t.Context(), "sleep", "1000")
+	if err := sleeper.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := await(t.Context(), func() (bool, error) {
+		b, err := os.ReadFile("/proc/" + itoa(sleeper.Process.Pid) + "/comm")
+		return string(b) == "sleep\n", err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Freeze(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	g, err := cgroupOf(sleeper.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if frozen, err := g.frozen(); err != nil || !frozen {
+		t.Errorf("its cgroup %s is frozen: %t, %v", g.dir, frozen, err)
+	}
+	if out, err := n.Command(t.Context(), "true").CombinedOutput(); err == nil || !strings.Contains(string(out), "it is frozen") {
+		t.Errorf("a command on a frozen node: %v: %s", err, out)
+	}
+	if err := n.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := sleeper.Wait(); err == nil || err.Error() != "signal: killed" {
+		t.Errorf("the process ended with %v", err)
+	}
+	if err := n.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	mustRead(t, l, node.Proxied)
+}
+
+// A binary that needs the host's libraries is refused before anything is made.
+func TestDockerDynamic(t *testing.T) {
+	s := newSpec(t, Docker)
+	s.Binary = "/bin/sh"
+	if _, err := Up(t.Context(), s); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "linked dynamically") {
+		t.Errorf("up: %v", err)
+	}
 }

@@ -215,7 +215,11 @@ func (l *Lab) Down(ctx context.Context) error {
 
 // remove is Down under the lock.
 func (l *Lab) remove(ctx context.Context) error {
-	if err := l.setPhase(Removing); err != nil {
+	s, err := readState(l.Dir)
+	if err == nil && s.Phase == Ready { // what was never finished still is not
+		err = l.setPhase(Removing)
+	}
+	if err != nil {
 		return fmt.Errorf("remove lab %s: %w", l.Name, err)
 	}
 	if err := l.backend.remove(ctx); err != nil {
