@@ -12,6 +12,8 @@ import (
 	"io"
 	"os"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sockwatch/sockwatch/internal/events"
 )
 
@@ -59,6 +61,7 @@ type lines struct {
 	buf     []byte
 	waiting uint64 // lines in buf
 	kept    uint64
+	size    int64 // of a *File, as far as it was written here
 	failed  *WriteError
 }
 
@@ -66,6 +69,11 @@ func newLines(w io.Writer) lines {
 	l := lines{w: w, name: "output", buf: make([]byte, 0, bufferSize+16<<10)}
 	if f, ok := w.(interface{ Name() string }); ok {
 		l.name = f.Name()
+	}
+	if f, ok := w.(*File); ok {
+		if info, err := f.Stat(); err == nil {
+			l.size = info.Size()
+		}
 	}
 	return l
 }
@@ -91,6 +99,7 @@ func (l *lines) Flush() error {
 		}
 		whole := uint64(bytes.Count(l.buf[:n], []byte{'\n'}))
 		l.kept += whole
+		l.size += int64(n)
 		l.waiting -= whole
 		if err != nil {
 			l.fail(l.buf[:n], err)
@@ -147,11 +156,33 @@ func (l *lines) close() error {
 		}
 	}
 	if f, ok := l.w.(*File); ok {
+		if l.failed == nil {
+			errs = append(errs, l.whole(f))
+		}
 		if err := f.Close(); err != nil {
 			errs = append(errs, fmt.Errorf("close %s: %w", l.name, cause(err)))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// whole reports what somebody else did to the file in the meantime.
+func (l *lines) whole(f *File) error {
+	info, err := f.Stat()
+	if err != nil {
+		return cause(err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return err
+	}
+	switch {
+	case st.Nlink == 0:
+		return fmt.Errorf("output %s was removed while it was written: its %d lines are lost", l.name, l.kept)
+	case info.Size() != l.size:
+		return fmt.Errorf("output %s was changed by something else: it has %d bytes, %d were written", l.name, info.Size(), l.size)
+	}
+	return nil
 }
 
 // regular returns the regular file that w is, if it is one.

@@ -109,6 +109,9 @@ func severity(e *events.Event) string {
 			return yellow
 		}
 	}
+	if e.Clock != nil && (e.Clock.Stepped || e.Clock.SuspendedNS > 0) {
+		return yellow
+	}
 	switch e.Type {
 	case events.TypeAbort, events.TypeReset, events.TypeError, events.TypeDrop, events.TypeLost:
 		return red
@@ -166,7 +169,7 @@ func (t *Text) what(e *events.Event) {
 	case e.Type == events.TypeMark && e.Mark != nil:
 		t.sayf("mark  %s  %s  (by %s)", e.Mark.Kind, e.Mark.Text, e.Mark.By)
 	case e.Type == events.TypeClock && e.Clock != nil:
-		t.sayf("clock  wall time %s against the kernel's clock (±%s)", signed(e.Clock.StepNS), ns(e.Clock.ErrorNS))
+		t.clock(e.Clock)
 	case e.Type == events.TypeLost && e.Lost != nil:
 		t.sayf("lost  %d records, %d in all  (%s)", e.Lost.Count, e.Lost.Total, counts(e.Lost.By))
 	case e.Type == events.TypeSession && e.Session != nil:
@@ -270,6 +273,16 @@ func (t *Text) target(g *events.Target) {
 	}
 }
 
+func (t *Text) clock(c *events.Clock) {
+	t.sayf("clock  wall time %s against the kernel's clock (±%s)", signed(c.StepNS), ns(c.ErrorNS))
+	if c.SuspendedNS > 0 {
+		t.sayf("  the machine was suspended for %s", ns(c.SuspendedNS))
+	}
+	if c.Stepped {
+		t.say("  wall time was set")
+	}
+}
+
 func (t *Text) session(s *events.Session) {
 	t.sayf("session  sockwatch %s on %s, kernel %s %s, watching %s", s.Version, s.Hostname, s.Kernel, s.Machine, strings.Join(s.Targets, ", "))
 	var off []string
@@ -280,6 +293,13 @@ func (t *Text) session(s *events.Session) {
 	}
 	if len(off) > 0 {
 		t.sayf("  not attached: %s", strings.Join(off, ", "))
+	}
+	switch st := s.SelfTest; {
+	case st == nil:
+	case st.Passed:
+		t.say("  self-test passed")
+	default:
+		t.sayf("  self-test failed: %s", strings.Join(st.Missing, "; "))
 	}
 }
 

@@ -3,6 +3,7 @@ package sink
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"flag"
 	"net/netip"
 	"os"
@@ -172,6 +173,33 @@ func FuzzTextHarmless(f *testing.F) {
 	})
 }
 
+// TestTextOfClocksAndSelfTest: what is rare is said.
+func TestTextOfClocksAndSelfTest(t *testing.T) {
+	for want, e := range map[string]events.Event{
+		"clock  wall time +2.0 s against the kernel's clock (±90 ns)  wall time was set": {
+			Type: events.TypeClock, Clock: &events.Clock{StepNS: 2e9, ErrorNS: 90, Stepped: true},
+		},
+		"clock  wall time +60.0 s against the kernel's clock (±90 ns)  the machine was suspended for 60.0 s": {
+			Type: events.TypeClock, Clock: &events.Clock{StepNS: 60e9, ErrorNS: 90, SuspendedNS: 60e9},
+		},
+		"watching host  self-test passed": {
+			Type: events.TypeSession, Session: &events.Session{Targets: []string{"host"}, SelfTest: &events.SelfTest{Passed: true}},
+		},
+		"watching host  self-test failed: reset sent: 1 happened, 0 seen": {
+			Type: events.TypeSession, Session: &events.Session{Targets: []string{"host"}, SelfTest: &events.SelfTest{Missing: []string{"reset sent: 1 happened, 0 seen"}}},
+		},
+	} {
+		var b bytes.Buffer
+		s := NewText(&b, false)
+		if err := errors.Join(s.Write(&e), s.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.HasSuffix(b.String(), want+"\n") {
+			t.Errorf("%q does not end in %q", b.String(), want)
+		}
+	}
+}
+
 // infect puts s wherever a name can come from outside.
 func infect(e *events.Event, s string) {
 	if e.Netns != nil {
@@ -189,6 +217,7 @@ func infect(e *events.Event, s string) {
 	if e.Session != nil {
 		e.Session.Hostname += s
 		e.Session.Targets = append(e.Session.Targets, s)
+		e.Session.SelfTest = &events.SelfTest{Missing: []string{s}}
 	}
 	if e.Lost != nil {
 		e.Lost.By = map[string]uint64{s: 1}
