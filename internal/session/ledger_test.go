@@ -259,6 +259,9 @@ func TestSabotagedFile(t *testing.T) {
 			t.Parallel()
 			x := situationOf(t, tt.situation)
 			s, evs := play(t, x)
+			if v := evs[len(evs)-1].Summary.Verdict; v.State != evidence.Complete && len(evs[0].Session.CannotShow) == 0 {
+				t.Fatalf("before the sabotage: %+v", v)
+			}
 			name := map[string]string{"a": s.A.Name, "b": s.B.Name}[tt.node]
 			is := func(e events.Event) bool {
 				return e.Type == tt.typ && e.Netns != nil && e.Netns.Name == name && (tt.but == nil || tt.but(&e))
