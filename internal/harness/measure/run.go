@@ -43,7 +43,7 @@ type Config struct {
 	Command         []string
 
 	Notice   func(string)   // lines for people
-	Progress func(Progress) // called when something changed
+	Progress func(Progress) // called when something changed, one at a time
 	Stderr   *os.File       // of the watchdog
 }
 
@@ -136,15 +136,13 @@ func (r *run) open() error {
 		r.Parallel = DefaultParallel()
 	}
 	r.starting = make(chan struct{}, runtime.NumCPU())
-	kept := make(map[string]bool)
 	for _, row := range r.rows {
-		kept[row.Capture] = true
 		r.count(row)
 	}
 	r.result.Done, r.result.Kept = 0, len(r.rows)
 	for i, b := range r.blocks {
 		r.result.Total += len(b)
-		r.blocks[i] = slices.DeleteFunc(b, func(c plan.Capture) bool { return kept[c.ID] })
+		r.blocks[i] = slices.DeleteFunc(b, func(c plan.Capture) bool { return r.kept(c.ID) })
 	}
 	if r.result.Total == 0 {
 		return fmt.Errorf("%w", ErrNothing)
@@ -247,7 +245,7 @@ func (r *run) dropUnfinished() error {
 		}
 		for _, e := range entries {
 			id := strings.TrimSuffix(e.Name(), filepath.Ext(e.Name()))
-			if slices.ContainsFunc(r.rows, func(row *Row) bool { return row.Capture == id }) {
+			if r.kept(id) {
 				continue
 			}
 			if err := os.Remove(filepath.Join(r.path(d), e.Name())); err != nil {
@@ -255,7 +253,24 @@ func (r *run) dropUnfinished() error {
 			}
 		}
 	}
-	return nil
+	b, err := os.ReadFile(r.path(afterWindowName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	text := afterWindowHead + "\n"
+	for line := range strings.Lines(string(b)) {
+		if id, _, _ := strings.Cut(line, "\t"); r.kept(id) && strings.HasSuffix(line, "\n") {
+			text += line
+		}
+	}
+	return writeFile(r.path(afterWindowName), []byte(text))
+}
+
+func (r *run) kept(id string) bool {
+	return slices.ContainsFunc(r.rows, func(row *Row) bool { return row.Capture == id })
 }
 
 // The files of a run. What else there is stands in docs/harness.md.
@@ -368,10 +383,9 @@ func (r *run) one(ctx context.Context, pc plan.Capture) error {
 
 func (r *run) began(id string) {
 	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.running[id] = time.Now()
-	p := r.progress(nil)
-	r.mu.Unlock()
-	r.Progress(p)
+	r.Progress(r.progress(nil))
 }
 
 // keep adds the capture to the table: from here on it is made.
@@ -422,16 +436,12 @@ func (r *run) count(row *Row) {
 // progress is called under the lock.
 func (r *run) progress(last *Row) Progress {
 	p := Progress{Total: r.result.Total, Done: r.result.Kept + r.result.Done, Running: len(r.running), Last: last}
-	made := make(map[string]bool)
-	for _, row := range r.rows {
-		made[row.Capture] = true
-	}
 	// What is left of each block, shared by those side by side, but at least its
 	// longest.
 	for _, b := range r.blocks {
 		var sum, longest time.Duration
 		for _, c := range b {
-			if made[c.ID] {
+			if r.kept(c.ID) {
 				continue
 			}
 			left := r.Plan.Duration(c.Cell)
