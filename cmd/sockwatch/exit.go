@@ -162,16 +162,20 @@ func report(env *environment, err error) int {
 	return status
 }
 
+// maxMessage is where a message is cut: it may quote a user's argument.
+const maxMessage = 4000
+
 // oneLine makes what may contain a user's or a container's strings safe to
-// print: one line, no terminal escapes.
+// print: one line, no terminal escapes, of a bearable length.
 func oneLine(s string) string {
-	return strings.Map(func(r rune) rune {
-		switch {
-		case r == '\n', r == '\t':
+	s = strings.Map(func(r rune) rune {
+		if r == '\n' || r == '\t' {
 			return ' '
-		case r < ' ', r >= 0x7f && r < 0xa0:
-			return '\uFFFD'
 		}
 		return r
 	}, strings.TrimSpace(s))
+	if len(s) > maxMessage {
+		s = strings.ToValidUTF8(s[:maxMessage], "") + "..."
+	}
+	return string(sink.AppendPrintable(nil, []byte(s)))
 }

@@ -39,6 +39,9 @@ the process that asked. When the command returns, the mark has been written.`,
 			if err := session.CheckMark(m); err != nil {
 				return usageError("", "%w", err)
 			}
+			if err := checkClock(); err != nil {
+				return err
+			}
 			_, err := session.Mark(cmd.Context(), m)
 			if errors.Is(err, fs.ErrPermission) {
 				return fail(exitMachine, "run it with sudo", "%w", err)

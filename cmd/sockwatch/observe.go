@@ -78,6 +78,7 @@ stops at Ctrl-C, after --duration, or when every target is gone for good.`,
   sudo sockwatch --netns controlplane
 
   # Keep evidence of an experiment, in step with the script that runs it.
+  rm -f run.ready
   sudo sockwatch --netns controlplane --netns worker -o run.jsonl --ready-file run.ready &
   until [ -e run.ready ]; do sleep 0.1; done
   sudo sockwatch mark --kind applied "unplugged worker"
@@ -101,7 +102,7 @@ stops at Ctrl-C, after --duration, or when every target is gone for good.`,
 	fs.BoolVar(&f.wait, "wait", false, "wait for targets that do not exist yet")
 	fs.Var(durationValue{&f.duration, time.Millisecond}, "duration", "stop this long after everything is being watched, such as 90s or 1h30m")
 	fs.Var(durationValue{&f.arrival, time.Millisecond}, "arrival-threshold", "tell of data that arrives after a silence of at least this")
-	fs.StringVar(&f.readyFile, "ready-file", "", "create `FILE` when every target is being watched")
+	fs.StringVar(&f.readyFile, "ready-file", "", "create `FILE` when every target is being watched; it is removed at the end")
 	formats := []string{formatAuto, formatJSON, formatText}
 	fs.Var(choiceValue{&f.format, formats, "FORMAT"}, "format", "of standard output: json, text, or auto (text on a terminal; json elsewhere,\nor nothing with -o)")
 	fs.Var(sizeValue{&f.ring}, "ring-size", "size of the kernel's event buffer, a power of two")
@@ -145,6 +146,9 @@ func observe(ctx context.Context, env *environment, f observeFlags) (err error) 
 	if err := checkPrivileges(env); err != nil {
 		return err
 	}
+	if err := checkClock(); err != nil {
+		return err
+	}
 	if f.readyFile != "" {
 		if err := clearReadyFile(f.readyFile); err != nil {
 			return err
@@ -182,6 +186,9 @@ func observe(ctx context.Context, env *environment, f observeFlags) (err error) 
 		Commit:           c,
 		Command:          append([]string{"sockwatch"}, env.Args...),
 	})
+	if f.readyFile != "" && err == nil {
+		err = clearReadyFile(f.readyFile) // what waits for the next one must not take it for this
+	}
 	for _, s := range sinks {
 		if e := s.Close(); e != nil && err == nil {
 			err = &session.OutputError{Err: e}
@@ -249,6 +256,8 @@ func (f *observeFlags) check() error {
 		return usageError("give -o FILE as well, or use the shell's >>", "--append is for -o")
 	case f.output == "" && f.force:
 		return usageError("give -o FILE as well", "--force is for -o")
+	case f.output != "" && f.readyFile != "" && filepath.Clean(f.output) == filepath.Clean(f.readyFile):
+		return usageError("the ready file is a file of its own", "-o and --ready-file name the same file")
 	}
 	return nil
 }
@@ -296,6 +305,20 @@ func checkPrivileges(env *environment) error {
 		default:
 			return fail(exitMachine, "sockwatch doctor says what this machine allows", "root without %s cannot watch sockets", c)
 		}
+	}
+	return nil
+}
+
+// checkClock refuses a time namespace with a clock of its own: the kernel
+// stamps events with the clock that all others share.
+func checkClock() error {
+	offset, err := evidence.TimeNamespaceOffset()
+	if err != nil {
+		return fmt.Errorf("look up the time namespace: %w", err)
+	}
+	if offset != 0 {
+		return fail(exitMachine, "run it outside, for example: sudo nsenter --time=/proc/1/ns/time --target 1 sockwatch ...",
+			"this process is in a time namespace whose clock differs from the kernel's by %v", offset)
 	}
 	return nil
 }

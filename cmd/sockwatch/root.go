@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // run executes the command line and returns the exit status.
@@ -38,6 +39,7 @@ func rootCommand(env *environment) *cobra.Command {
 	root.SetHelpCommand(helpCommand())
 	addDevCommands(root)
 
+	root.PersistentPreRunE = noEmptyFlags
 	root.SetArgs(env.Args)
 	root.SetIn(env.Stdin)
 	root.SetOut(output{env})
@@ -80,6 +82,17 @@ func helpCommand() *cobra.Command {
 			return at.Help()
 		},
 	}
+}
+
+// noEmptyFlags refuses what a script with an unset variable gives: -o "$OUT"
+// would silently be no -o at all.
+func noEmptyFlags(cmd *cobra.Command, _ []string) (err error) {
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		if f.Value.Type() == "string" && f.Value.String() == "" && err == nil {
+			err = usageError("leave it out, or set the variable that it was to have", "--%s is empty", f.Name)
+		}
+	})
+	return err
 }
 
 // flagError puts what pflag says into a usage error, with the hint of the

@@ -72,6 +72,9 @@ holds, and 7 if the evidence contradicts itself.`,
 			if _, ok := errors.AsType[*verify.VersionError](err); ok {
 				return fail(exitFailure, "verify it with the sockwatch that wrote it, or a newer one", "%w", err)
 			}
+			if errors.Is(err, verify.ErrNoEvidence) {
+				return usageError("give it what sockwatch -o wrote", "%w", err)
+			}
 			if err != nil {
 				return err
 			}
@@ -80,7 +83,11 @@ holds, and 7 if the evidence contradicts itself.`,
 			}
 			switch r.Result {
 			case verify.ResultContradicts:
-				return fail(exitContradiction, "", "the evidence contradicts itself, in %d places or more: it was edited or damaged", r.Count(verify.Contradiction))
+				places := "places"
+				if r.Count(verify.Contradiction) == 1 {
+					places = "place"
+				}
+				return fail(exitContradiction, "", "the evidence contradicts itself, in at least %d %s: it was edited or damaged", r.Count(verify.Contradiction), places)
 			case verify.ResultIncomplete:
 				return fail(exitIncomplete, "", "the evidence is incomplete; what is there holds")
 			}
@@ -117,6 +124,9 @@ func verifyResults(w io.Writer, dir string, asJSON bool) (evidence []string, err
 
 // regular refuses what cannot be read twice.
 func regular(name string) error {
+	if name == "-" {
+		return usageError("give it as a file: it is read twice", "verify -: standard input is not read")
+	}
 	info, err := os.Stat(name)
 	switch {
 	case errors.Is(err, fs.ErrPermission):

@@ -296,7 +296,7 @@ func checkPeer(conn *net.UnixConn) error {
 // CheckMark says what is wrong with a mark, if anything.
 func CheckMark(m events.Mark) error {
 	switch {
-	case m.Text == "":
+	case strings.TrimSpace(m.Text) == "":
 		return errors.New("a mark needs a text")
 	case len(m.Text) > MaxMarkText:
 		return fmt.Errorf("a mark's text has at most %d bytes, not %d", MaxMarkText, len(m.Text))
