@@ -66,6 +66,30 @@ static __always_inline void fill_addresses(struct record *r, const struct sk_buf
 	}
 }
 
+/*
+ * When what an acknowledgement answers was sent, by the timestamp that it
+ * echoes: arg_a, CLOCK_MONOTONIC in ms, if arg_b. Only where the option is the
+ * first and aligned, as the kernel's own fast path wants it.
+ */
+static __always_inline void fill_echo(struct record *r, const struct sk_buff *skb,
+				      const struct tcp_sock *tp)
+{
+	const unsigned char *tcp;
+	const struct tcphdr *options; /* as if: its words are the option's */
+
+	if (!have_rdonly_cast)
+		return;
+	if (bpf_core_field_exists(tp->tcp_usec_ts) && BPF_CORE_READ_BITFIELD(tp, tcp_usec_ts))
+		return;
+	tcp = tcp_header(skb);
+	options = cast_to(tcphdr, tcp + 20);
+	if (((cast_to(tcphdr, tcp + 8)->seq >> 4) & 0xf) < 8 ||
+	    options->source != bpf_htons(0x0101) || options->dest != bpf_htons(0x080a))
+		return;
+	r->arg_a = bpf_ntohl(options->ack_seq) - tp->tsoffset;
+	r->arg_b = 1;
+}
+
 /* Reads a TCP segment at LOCAL_IN or LOCAL_OUT; false if it is something else. */
 static __always_inline bool read_segment(struct segment *seg, const struct sk_buff *skb)
 {

@@ -183,6 +183,8 @@ int tcp_probe(__u64 *ctx)
 	fill_segment(r, skb);
 	r->seg_segs = 0; /* on receive the field holds something else */
 	r->why = why;
+	if (why & RECEIVE_ACKED)
+		fill_echo(r, skb, tp);
 	submit(r);
 	return 0;
 }

@@ -202,6 +202,7 @@ struct tcp_sock {
 	__u32 sacked_out;
 	__u32 undo_marker;
 	__u32 retrans_stamp;
+	__u32 tsoffset;
 	__u32 total_retrans;
 	__u8 keepalive_probes;
 	unsigned int keepalive_time;

@@ -86,6 +86,8 @@ int wire_netfilter(struct bpf_nf_ctx *ctx)
 	r->seg_flags = seg.flags;
 	r->seg_segs = 1;
 	r->why = why;
+	if (tp && (why & WIRE_ACKED))
+		fill_echo(r, skb, tp);
 	if (out)
 		r->flags |= FLAG_OUT;
 	submit(r);

@@ -233,11 +233,13 @@ type AbortFacts struct {
 type Recovered struct {
 	StalledUs   uint64 `json:"stalled_us" jsonschema_description:"Microseconds from the first retransmission of the run to this acknowledgement."`
 	Retransmits uint32 `json:"retransmits" jsonschema_description:"Retransmissions in the run."`
-	Answered    uint32 `json:"answered" jsonschema_description:"Which of them was answered: the last one sent at least the minimum round trip before this acknowledgement; 0: not known."`
+	Answered    uint32 `json:"answered" jsonschema_description:"Which of them was answered: the one whose time stamp the acknowledgement echoes, without time stamps the last one sent at least the minimum round trip before; 0: none, see original, or not known."`
 	SinceLastUs uint64 `json:"since_last_us" jsonschema_description:"Microseconds from the last retransmission to this acknowledgement."`
 	Exact       bool   `json:"exact" jsonschema_description:"False: the acknowledgement itself was not seen, it came at some time before this event; times are upper bounds."`
 	Ack         uint32 `json:"ack" jsonschema_description:"Acknowledgement number that moved snd_una."`
 	AckedBytes  uint32 `json:"acked_bytes" jsonschema_description:"ack minus snd_una at the start of the run, bytes: what it acknowledged anew."`
+
+	Original bool `json:"original,omitempty" jsonschema_description:"True if the acknowledgement echoes a time stamp from before the run: what had been sent first arrived, and the run was not needed. Absent otherwise."`
 }
 
 // Arrival is data received after a silence.

@@ -292,6 +292,9 @@ func (r *Recovered) appendJSON(b []byte) []byte {
 	b = appendBool(b, `,"exact":`, r.Exact)
 	b = appendUint(b, `,"ack":`, uint64(r.Ack))
 	b = appendUint(b, `,"acked_bytes":`, uint64(r.AckedBytes))
+	if r.Original {
+		b = append(b, `,"original":true`...)
+	}
 	return append(b, '}')
 }
 

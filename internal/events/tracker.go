@@ -141,6 +141,8 @@ type run struct {
 	firstNS uint64
 	times   [8]uint64 // of the last retransmissions, by count modulo 8
 
+	firstSent uint64 // when the first was handed down; never: not known
+
 	headTick uint64 // jiffies when the first unacknowledged segment was last sent again
 }
 
@@ -548,6 +550,9 @@ func (t *Tracker) retransmit(s *sock, r *bpf.Record) error {
 		sent = never
 	}
 	s.run.times[s.run.count%8] = sent
+	if s.run.count == 1 {
+		s.run.firstSent = sent
+	}
 	// Whatever is sent again sets the stamp, but for a loss probe: without one
 	// this is the first of its loss episode.
 	if r.RetransStamp == 0 || r.UndoMarker != 0 || r.CaState != caLoss {
@@ -602,16 +607,45 @@ func (t *Tracker) recovered(s *sock, r *bpf.Record, ack uint32, exact bool) erro
 		AckedBytes:  ack - run.una,
 	}
 	if exact {
-		t.buf.recovered.Answered = answered(&run, r)
+		t.buf.recovered.Answered, t.buf.recovered.Original = answered(&run, r)
 	}
 	t.ev.Recovered = &t.buf.recovered
 	return t.emit()
 }
 
-// answered is the number of the last retransmission that was sent at least a
+// answered is the number of the retransmission that an acknowledgement answers,
+// by the time stamp that it echoes, if it has one; 0 if it is not known.
+// original says that it answers what was sent before.
+func answered(run *run, r *bpf.Record) (n uint32, original bool) {
+	if r.Kind == bpf.KindState || r.ArgB == 0 {
+		return byRoundTrip(run, r), false
+	}
+	// Both are whole milliseconds, rounded down: of two that were sent within one,
+	// the round trip tells.
+	echo, least := uint32(r.ArgA), uint64(0)
+	if r.RttMinUs != 1<<32-1 {
+		least = uint64(r.RttMinUs) * 1000
+	}
+	for i := run.count; i > 0 && i+8 > run.count; i-- {
+		sent := run.times[i%8]
+		switch {
+		case sent == never || int32(echo-uint32(sent/1e6)) < 0:
+		case n != 0 && sent/1e6 != run.times[n%8]/1e6:
+			return n, false
+		case r.MonoNs-sent >= least:
+			return i, false
+		default:
+			n = i
+		}
+	}
+	// Too soon for the first: what was sent before it may be as old.
+	return 0, n == 0 && run.firstSent != never && int32(echo-uint32(run.firstSent/1e6)) < 0
+}
+
+// byRoundTrip is the number of the last retransmission that was sent at least a
 // minimum round trip before the acknowledgement arrived; 0 if none was, or if
 // the round trip was never measured.
-func answered(run *run, r *bpf.Record) uint32 {
+func byRoundTrip(run *run, r *bpf.Record) uint32 {
 	if r.RttMinUs == 0 || r.RttMinUs == 1<<32-1 {
 		return 0
 	}
@@ -769,6 +803,7 @@ func (t *Tracker) inventory(s *sock, r *bpf.Record) error {
 		for i := range s.run.times {
 			s.run.times[i] = never // before the trace
 		}
+		s.run.firstSent = never
 	}
 	t.begin(TypeInventory, r, s)
 	t.buf.inventory = Inventory{Inode: r.SockInode}

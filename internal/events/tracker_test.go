@@ -563,6 +563,53 @@ func TestTrackSendErrors(t *testing.T) {
 
 // TestTrackAnswered: which retransmission an acknowledgement answers follows
 // from the round trip.
+// TestTrackEchoed: the time stamp that an acknowledgement echoes says what it
+// answers.
+func TestTrackEchoed(t *testing.T) {
+	const original, first, second, third = 1_000, 1_200, 1_600, 2_400 // ms
+	for _, tt := range []struct {
+		name     string
+		echo     uint32
+		at       uint64 // µs
+		failed   int
+		answered uint32
+		original bool
+	}{
+		{"the last", third, 2_401_000, 0, 3, false},
+		{"the one before, late", second, 2_401_000, 0, 2, false},
+		{"the first, later still", first, 2_900_000, 0, 1, false},
+		{"what was sent first", original, 2_401_000, 0, 0, true},
+		{"the last, sooner than a round trip", third, 2_400_200, 0, 3, false},
+		{"the first, sooner than a round trip", first, 1_200_200, 2, 0, false},
+		{"the first did not leave", original, 2_401_000, 1, 0, false},
+		{"something younger, sent after", third + 5, 2_410_000, 0, 3, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newRig(t)
+			c := newConn(1)
+			c.base.RttMinUs = 300
+			c.now = original * ms
+			r.feed(c.moves(stateSynSent, stateEstablished, nil))
+			for i, at := range []uint64{first, second, third} {
+				if at*1000 > tt.at {
+					break
+				}
+				rec := c.retransmits(at*ms - c.now)
+				if i+1 == tt.failed {
+					rec.ArgA = -int32(unix.EBUSY)
+				}
+				r.one(TypeRetransmit, rec)
+			}
+			rec := c.acked(tt.at*1000-c.now, 2000)
+			rec.ArgA, rec.ArgB = int32(tt.echo), 1
+			x := r.one(TypeRecovered, rec).Recovered
+			if x.Answered != tt.answered || x.Original != tt.original {
+				t.Errorf("answered %d, original %t; want %d and %t", x.Answered, x.Original, tt.answered, tt.original)
+			}
+		})
+	}
+}
+
 func TestTrackAnswered(t *testing.T) {
 	for _, tt := range []struct {
 		name     string

@@ -160,6 +160,15 @@ var losses = []situation{
 		},
 		a: "RetransSegs *, TCPTimeouts *, TCPLossProbes ?, ActiveOpens 1", b: "PassiveOpens 1",
 		again: [2]string{"(tlp )?rto( rto)*", ""},
+		check: func(t *testing.T, s *scene, evs []events.Event) {
+			rec := one(t, evs, "recovered", in(s.A)).Recovered
+			if s.blind("probes and resets at the edge") { // nor are time stamps read
+				return
+			}
+			if !rec.Original || rec.Answered != 0 {
+				t.Errorf("recovered: %+v", rec)
+			}
+		},
 	},
 	{
 		name: "path with a smaller MTU",
