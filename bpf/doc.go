@@ -6,5 +6,5 @@
 // clang: regenerate them with make generate after a change to the C.
 package bpf
 
-//go:generate go tool bpf2go -go-package bpf -target bpfel -type record -type record_kind -type program_id -type receive_why -type wire_why -type record_flag -type owner_via Observe observe.bpf.c -- -I. -Wall -Wextra -Wno-unused-parameter -Werror
+//go:generate go tool bpf2go -go-package bpf -target bpfel -type record -type record_kind -type program_id -type receive_why -type wire_why -type io_why -type record_flag -type owner_via Observe observe.bpf.c -- -I. -Wall -Wextra -Wno-unused-parameter -Werror
 //go:generate go tool bpf2go -go-package bpf -target bpfel Wire wire.bpf.c -- -I. -Wall -Wextra -Wno-unused-parameter -Werror

@@ -81,15 +81,6 @@ static __always_inline void read_dropped(struct dropped *d, const struct sk_buff
 	d->seen = true;
 }
 
-/* Whether it is a TCP socket that has connections to lose segments of. */
-static __always_inline bool is_connection(const struct sock *sk)
-{
-	__u8 state = sk->__sk_common.skc_state;
-
-	return state != TCP_TIME_WAIT && state != TCP_NEW_SYN_RECV && state != TCP_LISTEN &&
-	       sk->sk_type == SOCK_STREAM && sk->sk_protocol == IPPROTO_TCP;
-}
-
 /* As fill_sock, by a pointer that the helper behind it does not take from everywhere. */
 static __always_inline void fill_connection(struct record *r, struct sock *sk)
 {
@@ -174,8 +165,7 @@ int kfree_skb(__u64 *ctx)
 		if (!sk || !r->remote_port)
 			fill_addresses(r, skb, in);
 		r->seg_seq = d.seg.seq;
-		r->seg_end_seq = d.seg.seq + d.seg.len + !!(d.seg.flags & TCPHDR_SYN) +
-				 !!(d.seg.flags & TCPHDR_FIN);
+		r->seg_end_seq = end_of(&d.seg);
 		r->seg_ack_seq = d.seg.ack;
 		r->seg_flags = d.seg.flags;
 	}

@@ -13,6 +13,7 @@ struct segment {
 	__u32 seq;
 	__u32 ack;
 	__u32 len;
+	__u16 window;
 	__u8 flags;
 };
 
@@ -32,6 +33,21 @@ static __always_inline const unsigned char *tcp_header(const struct sk_buff *skb
 	if (skb->protocol != bpf_htons(ETH_P_IP))
 		return net + 40;
 	return net + BPF_CORE_READ_BITFIELD(ip, ihl) * 4;
+}
+
+/* Whether it is a TCP socket that has a connection. */
+static __always_inline bool is_connection(const struct sock *sk)
+{
+	__u8 state = sk->__sk_common.skc_state;
+
+	return state != TCP_TIME_WAIT && state != TCP_NEW_SYN_RECV && state != TCP_LISTEN &&
+	       sk->sk_type == SOCK_STREAM && sk->sk_protocol == IPPROTO_TCP;
+}
+
+/* One past the last sequence number of a segment. */
+static __always_inline __u32 end_of(const struct segment *seg)
+{
+	return seg->seq + seg->len + !!(seg->flags & TCPHDR_SYN) + !!(seg->flags & TCPHDR_FIN);
 }
 
 /* Fills the addresses and ports of a segment that no socket took. */
@@ -110,6 +126,7 @@ static __always_inline bool read_segment(struct segment *seg, const struct sk_bu
 	th = cast_to(tcphdr, tcp);
 	seg->seq = bpf_ntohl(th->seq);
 	seg->ack = bpf_ntohl(th->ack_seq);
+	seg->window = bpf_ntohs(th->window);
 	/* Data offset and flags are bitfields in the kernel's struct: its word 12, by shifting the view. */
 	word = cast_to(tcphdr, tcp + 8)->seq;
 	seg->flags = word >> 8;

@@ -144,22 +144,27 @@ func TestEnums(t *testing.T) {
 			"KIND_RETRANSMIT": uint64(KindRetransmit), "KIND_SYNACK": uint64(KindSynAck), "KIND_STATE": uint64(KindState),
 			"KIND_RECEIVE": uint64(KindReceive), "KIND_RESET_RECEIVED": uint64(KindResetReceived), "KIND_RESET_SENT": uint64(KindResetSent),
 			"KIND_ERROR": uint64(KindError), "KIND_DESTROY": uint64(KindDestroy), "KIND_INVENTORY": uint64(KindInventory),
-			"KIND_OWNER": uint64(KindOwner), "KIND_WIRE": uint64(KindWire), "KIND_DROP": uint64(KindDrop), "KIND_MAX": uint64(KindMax),
+			"KIND_OWNER": uint64(KindOwner), "KIND_WIRE": uint64(KindWire), "KIND_DROP": uint64(KindDrop), "KIND_NEIGHBOUR": uint64(KindNeighbour), "KIND_IO": uint64(KindIO), "KIND_MAX": uint64(KindMax),
 		},
 		"program_id": {
 			"PROG_RETRANSMIT_SKB": uint64(ProgRetransmitSkb), "PROG_RETRANSMIT_SYNACK": uint64(ProgRetransmitSynack),
 			"PROG_SET_STATE": uint64(ProgSetState), "PROG_TCP_PROBE": uint64(ProgTCPProbe), "PROG_RECEIVE_RESET": uint64(ProgReceiveReset),
 			"PROG_SEND_RESET": uint64(ProgSendReset), "PROG_ERROR_REPORT": uint64(ProgErrorReport), "PROG_DESTROY_SOCK": uint64(ProgDestroySock),
 			"PROG_ITER_TCP": uint64(ProgIterTCP), "PROG_WIRE": uint64(ProgWire), "PROG_RCV_SPACE_ADJUST": uint64(ProgRcvSpaceAdjust),
-			"PROG_KFREE_SKB": uint64(ProgKfreeSkb), "PROG_MAX": uint64(ProgMax),
+			"PROG_KFREE_SKB":    uint64(ProgKfreeSkb),
+			"PROG_NEIGH_UPDATE": uint64(ProgNeighUpdate), "PROG_NEIGH_UPDATE_DONE": uint64(ProgNeighUpdateDone),
+			"PROG_NEIGH_TIMER_HANDLER": uint64(ProgNeighTimerHandler), "PROG_NEIGH_EVENT_SEND_DONE": uint64(ProgNeighEventSendDone),
+			"PROG_SOCK_SEND_LENGTH": uint64(ProgSockSendLength), "PROG_SOCK_RECV_LENGTH": uint64(ProgSockRecvLength),
+			"PROG_MAX": uint64(ProgMax),
 		},
 		"receive_why": {
 			"RECEIVE_ACKED": uint64(ReceiveAcked), "RECEIVE_ARRIVAL": uint64(ReceiveArrival), "RECEIVE_PROBE": uint64(ReceiveProbe),
 		},
 		"wire_why": {
 			"WIRE_RST": uint64(WireRST), "WIRE_PROBE": uint64(WireProbe), "WIRE_ACKED": uint64(WireAcked),
-			"WIRE_UNSURE": uint64(WireUnsure),
+			"WIRE_UNSURE": uint64(WireUnsure), "WIRE_ICMP": uint64(WireICMP), "WIRE_SEEN": uint64(WireSeen),
 		},
+		"io_why": {"IO_FROZEN": uint64(IOFrozen), "IO_FROZEN_KNOWN": uint64(IOFrozenKnown)},
 		"record_flag": {
 			"FLAG_FULL_SOCK": uint64(FlagFullSock), "FLAG_MPTCP": uint64(FlagMPTCP), "FLAG_KEEPOPEN": uint64(FlagKeepOpen),
 			"FLAG_LINGER": uint64(FlagLinger), "FLAG_DEAD": uint64(FlagDead), "FLAG_USER": uint64(FlagUser),
@@ -167,7 +172,7 @@ func TestEnums(t *testing.T) {
 		},
 		"owner_via": {
 			"VIA_NONE": uint64(ViaNone), "VIA_CONNECT": uint64(ViaConnect), "VIA_LISTEN": uint64(ViaListen),
-			"VIA_RECV": uint64(ViaRecv), "VIA_CLOSE": uint64(ViaClose), "VIA_CALL": uint64(ViaCall),
+			"VIA_RECV": uint64(ViaRecv), "VIA_CLOSE": uint64(ViaClose), "VIA_SEND": uint64(ViaSend), "VIA_CALL": uint64(ViaCall),
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -195,8 +200,8 @@ func TestEnums(t *testing.T) {
 	}
 	// Every enum of record.h is above: the object carries them in one variable.
 	v := structOfVar(t, types, "enums")
-	if len(v.Members) != 6 {
-		t.Errorf("the object carries %d enums, this test knows 6", len(v.Members))
+	if len(v.Members) != 7 {
+		t.Errorf("the object carries %d enums, this test knows 7", len(v.Members))
 	}
 }
 

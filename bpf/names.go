@@ -23,6 +23,8 @@ const (
 	KindOwner         = Kind(ObserveRecordKindKIND_OWNER)
 	KindWire          = Kind(ObserveRecordKindKIND_WIRE)
 	KindDrop          = Kind(ObserveRecordKindKIND_DROP)
+	KindNeighbour     = Kind(ObserveRecordKindKIND_NEIGHBOUR)
+	KindIO            = Kind(ObserveRecordKindKIND_IO)
 	KindMax           = Kind(ObserveRecordKindKIND_MAX)
 )
 
@@ -31,19 +33,25 @@ type ProgramID = uint8
 
 // The programs.
 const (
-	ProgRetransmitSkb    = ProgramID(ObserveProgramIdPROG_RETRANSMIT_SKB)
-	ProgRetransmitSynack = ProgramID(ObserveProgramIdPROG_RETRANSMIT_SYNACK)
-	ProgSetState         = ProgramID(ObserveProgramIdPROG_SET_STATE)
-	ProgTCPProbe         = ProgramID(ObserveProgramIdPROG_TCP_PROBE)
-	ProgReceiveReset     = ProgramID(ObserveProgramIdPROG_RECEIVE_RESET)
-	ProgSendReset        = ProgramID(ObserveProgramIdPROG_SEND_RESET)
-	ProgErrorReport      = ProgramID(ObserveProgramIdPROG_ERROR_REPORT)
-	ProgDestroySock      = ProgramID(ObserveProgramIdPROG_DESTROY_SOCK)
-	ProgIterTCP          = ProgramID(ObserveProgramIdPROG_ITER_TCP)
-	ProgWire             = ProgramID(ObserveProgramIdPROG_WIRE)
-	ProgRcvSpaceAdjust   = ProgramID(ObserveProgramIdPROG_RCV_SPACE_ADJUST)
-	ProgKfreeSkb         = ProgramID(ObserveProgramIdPROG_KFREE_SKB)
-	ProgMax              = ProgramID(ObserveProgramIdPROG_MAX)
+	ProgRetransmitSkb      = ProgramID(ObserveProgramIdPROG_RETRANSMIT_SKB)
+	ProgRetransmitSynack   = ProgramID(ObserveProgramIdPROG_RETRANSMIT_SYNACK)
+	ProgSetState           = ProgramID(ObserveProgramIdPROG_SET_STATE)
+	ProgTCPProbe           = ProgramID(ObserveProgramIdPROG_TCP_PROBE)
+	ProgReceiveReset       = ProgramID(ObserveProgramIdPROG_RECEIVE_RESET)
+	ProgSendReset          = ProgramID(ObserveProgramIdPROG_SEND_RESET)
+	ProgErrorReport        = ProgramID(ObserveProgramIdPROG_ERROR_REPORT)
+	ProgDestroySock        = ProgramID(ObserveProgramIdPROG_DESTROY_SOCK)
+	ProgIterTCP            = ProgramID(ObserveProgramIdPROG_ITER_TCP)
+	ProgWire               = ProgramID(ObserveProgramIdPROG_WIRE)
+	ProgRcvSpaceAdjust     = ProgramID(ObserveProgramIdPROG_RCV_SPACE_ADJUST)
+	ProgKfreeSkb           = ProgramID(ObserveProgramIdPROG_KFREE_SKB)
+	ProgNeighUpdate        = ProgramID(ObserveProgramIdPROG_NEIGH_UPDATE)
+	ProgNeighUpdateDone    = ProgramID(ObserveProgramIdPROG_NEIGH_UPDATE_DONE)
+	ProgNeighTimerHandler  = ProgramID(ObserveProgramIdPROG_NEIGH_TIMER_HANDLER)
+	ProgNeighEventSendDone = ProgramID(ObserveProgramIdPROG_NEIGH_EVENT_SEND_DONE)
+	ProgSockSendLength     = ProgramID(ObserveProgramIdPROG_SOCK_SEND_LENGTH)
+	ProgSockRecvLength     = ProgramID(ObserveProgramIdPROG_SOCK_RECV_LENGTH)
+	ProgMax                = ProgramID(ObserveProgramIdPROG_MAX)
 )
 
 // Why an arriving segment was recorded (enum receive_why).
@@ -60,6 +68,14 @@ const (
 	WireAcked = uint8(ObserveWireWhyWIRE_ACKED)
 
 	WireUnsure = uint8(ObserveWireWhyWIRE_UNSURE)
+	WireICMP   = uint8(ObserveWireWhyWIRE_ICMP)
+	WireSeen   = uint8(ObserveWireWhyWIRE_SEEN)
+)
+
+// What is known of the freezer when a process wrote or read (enum io_why).
+const (
+	IOFrozen      = uint8(ObserveIoWhyIO_FROZEN)
+	IOFrozenKnown = uint8(ObserveIoWhyIO_FROZEN_KNOWN)
 )
 
 // The flags of a Record (enum record_flag).
@@ -81,5 +97,6 @@ const (
 	ViaListen  = uint8(ObserveOwnerViaVIA_LISTEN)
 	ViaRecv    = uint8(ObserveOwnerViaVIA_RECV)
 	ViaClose   = uint8(ObserveOwnerViaVIA_CLOSE)
+	ViaSend    = uint8(ObserveOwnerViaVIA_SEND)
 	ViaCall    = uint8(ObserveOwnerViaVIA_CALL)
 )

@@ -6,6 +6,8 @@
  * socket's network namespace. They copy; what it means is decided in Go.
  */
 #include "drop.h"
+#include "io.h"
+#include "neigh.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -21,6 +23,7 @@ const volatile struct {
 	enum program_id program;
 	enum receive_why receive;
 	enum wire_why wire;
+	enum io_why io;
 	enum record_flag flag;
 	enum owner_via via;
 } enums;

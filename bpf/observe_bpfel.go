@@ -19,6 +19,21 @@ type ObserveCounts struct {
 	Lost     uint64
 }
 
+type ObserveIoWhy uint32
+
+const (
+	ObserveIoWhyIO_FROZEN       ObserveIoWhy = 1
+	ObserveIoWhyIO_FROZEN_KNOWN ObserveIoWhy = 2
+)
+
+type ObserveNeighBefore struct {
+	_      structs.HostLayout
+	Lladdr uint64
+	Portid uint32
+	State  uint8
+	Pad    [3]uint8
+}
+
 type ObserveNote struct {
 	_    structs.HostLayout
 	Pid  uint32
@@ -36,25 +51,32 @@ const (
 	ObserveOwnerViaVIA_LISTEN  ObserveOwnerVia = 2
 	ObserveOwnerViaVIA_RECV    ObserveOwnerVia = 3
 	ObserveOwnerViaVIA_CLOSE   ObserveOwnerVia = 4
-	ObserveOwnerViaVIA_CALL    ObserveOwnerVia = 5
+	ObserveOwnerViaVIA_SEND    ObserveOwnerVia = 5
+	ObserveOwnerViaVIA_CALL    ObserveOwnerVia = 6
 )
 
 type ObserveProgramId uint32
 
 const (
-	ObserveProgramIdPROG_RETRANSMIT_SKB    ObserveProgramId = 0
-	ObserveProgramIdPROG_RETRANSMIT_SYNACK ObserveProgramId = 1
-	ObserveProgramIdPROG_SET_STATE         ObserveProgramId = 2
-	ObserveProgramIdPROG_TCP_PROBE         ObserveProgramId = 3
-	ObserveProgramIdPROG_RECEIVE_RESET     ObserveProgramId = 4
-	ObserveProgramIdPROG_SEND_RESET        ObserveProgramId = 5
-	ObserveProgramIdPROG_ERROR_REPORT      ObserveProgramId = 6
-	ObserveProgramIdPROG_DESTROY_SOCK      ObserveProgramId = 7
-	ObserveProgramIdPROG_ITER_TCP          ObserveProgramId = 8
-	ObserveProgramIdPROG_WIRE              ObserveProgramId = 9
-	ObserveProgramIdPROG_RCV_SPACE_ADJUST  ObserveProgramId = 10
-	ObserveProgramIdPROG_KFREE_SKB         ObserveProgramId = 11
-	ObserveProgramIdPROG_MAX               ObserveProgramId = 12
+	ObserveProgramIdPROG_RETRANSMIT_SKB        ObserveProgramId = 0
+	ObserveProgramIdPROG_RETRANSMIT_SYNACK     ObserveProgramId = 1
+	ObserveProgramIdPROG_SET_STATE             ObserveProgramId = 2
+	ObserveProgramIdPROG_TCP_PROBE             ObserveProgramId = 3
+	ObserveProgramIdPROG_RECEIVE_RESET         ObserveProgramId = 4
+	ObserveProgramIdPROG_SEND_RESET            ObserveProgramId = 5
+	ObserveProgramIdPROG_ERROR_REPORT          ObserveProgramId = 6
+	ObserveProgramIdPROG_DESTROY_SOCK          ObserveProgramId = 7
+	ObserveProgramIdPROG_ITER_TCP              ObserveProgramId = 8
+	ObserveProgramIdPROG_WIRE                  ObserveProgramId = 9
+	ObserveProgramIdPROG_RCV_SPACE_ADJUST      ObserveProgramId = 10
+	ObserveProgramIdPROG_KFREE_SKB             ObserveProgramId = 11
+	ObserveProgramIdPROG_NEIGH_UPDATE          ObserveProgramId = 12
+	ObserveProgramIdPROG_NEIGH_UPDATE_DONE     ObserveProgramId = 13
+	ObserveProgramIdPROG_NEIGH_TIMER_HANDLER   ObserveProgramId = 14
+	ObserveProgramIdPROG_NEIGH_EVENT_SEND_DONE ObserveProgramId = 15
+	ObserveProgramIdPROG_SOCK_SEND_LENGTH      ObserveProgramId = 16
+	ObserveProgramIdPROG_SOCK_RECV_LENGTH      ObserveProgramId = 17
+	ObserveProgramIdPROG_MAX                   ObserveProgramId = 18
 )
 
 type ObserveReceiveWhy uint32
@@ -167,7 +189,9 @@ const (
 	ObserveRecordKindKIND_OWNER          ObserveRecordKind = 10
 	ObserveRecordKindKIND_WIRE           ObserveRecordKind = 11
 	ObserveRecordKindKIND_DROP           ObserveRecordKind = 12
-	ObserveRecordKindKIND_MAX            ObserveRecordKind = 13
+	ObserveRecordKindKIND_NEIGHBOUR      ObserveRecordKind = 13
+	ObserveRecordKindKIND_IO             ObserveRecordKind = 14
+	ObserveRecordKindKIND_MAX            ObserveRecordKind = 15
 )
 
 type ObserveWireWhy uint32
@@ -177,6 +201,8 @@ const (
 	ObserveWireWhyWIRE_PROBE  ObserveWireWhy = 2
 	ObserveWireWhyWIRE_ACKED  ObserveWireWhy = 4
 	ObserveWireWhyWIRE_UNSURE ObserveWireWhy = 8
+	ObserveWireWhyWIRE_ICMP   ObserveWireWhy = 16
+	ObserveWireWhyWIRE_SEEN   ObserveWireWhy = 32
 )
 
 // Names of all BPF objects in the ELF.
@@ -185,6 +211,7 @@ const (
 const (
 	ObserveMapCounters             = "counters"
 	ObserveMapEvents               = "events"
+	ObserveMapNeighbours           = "neighbours"
 	ObserveMapNotes                = "notes"
 	ObserveMapNotesByAddr          = "notes_by_addr"
 	ObserveMapWatched              = "watched"
@@ -193,6 +220,12 @@ const (
 	ObserveProgInetSockSetState    = "inet_sock_set_state"
 	ObserveProgIterTcp             = "iter_tcp"
 	ObserveProgKfreeSkb            = "kfree_skb"
+	ObserveProgNeighEventSendDone  = "neigh_event_send_done"
+	ObserveProgNeighTimerHandler   = "neigh_timer_handler"
+	ObserveProgNeighUpdate         = "neigh_update"
+	ObserveProgNeighUpdateDone     = "neigh_update_done"
+	ObserveProgSockRecvLength      = "sock_recv_length"
+	ObserveProgSockSendLength      = "sock_send_length"
 	ObserveProgTcpDestroySock      = "tcp_destroy_sock"
 	ObserveProgTcpProbe            = "tcp_probe"
 	ObserveProgTcpRcvSpaceAdjust   = "tcp_rcv_space_adjust"
@@ -263,6 +296,12 @@ type ObserveProgramSpecs struct {
 	InetSockSetState    *ebpf.ProgramSpec `ebpf:"inet_sock_set_state"`
 	IterTcp             *ebpf.ProgramSpec `ebpf:"iter_tcp"`
 	KfreeSkb            *ebpf.ProgramSpec `ebpf:"kfree_skb"`
+	NeighEventSendDone  *ebpf.ProgramSpec `ebpf:"neigh_event_send_done"`
+	NeighTimerHandler   *ebpf.ProgramSpec `ebpf:"neigh_timer_handler"`
+	NeighUpdate         *ebpf.ProgramSpec `ebpf:"neigh_update"`
+	NeighUpdateDone     *ebpf.ProgramSpec `ebpf:"neigh_update_done"`
+	SockRecvLength      *ebpf.ProgramSpec `ebpf:"sock_recv_length"`
+	SockSendLength      *ebpf.ProgramSpec `ebpf:"sock_send_length"`
 	TcpDestroySock      *ebpf.ProgramSpec `ebpf:"tcp_destroy_sock"`
 	TcpProbe            *ebpf.ProgramSpec `ebpf:"tcp_probe"`
 	TcpRcvSpaceAdjust   *ebpf.ProgramSpec `ebpf:"tcp_rcv_space_adjust"`
@@ -278,6 +317,7 @@ type ObserveProgramSpecs struct {
 type ObserveMapSpecs struct {
 	Counters    *ebpf.MapSpec `ebpf:"counters"`
 	Events      *ebpf.MapSpec `ebpf:"events"`
+	Neighbours  *ebpf.MapSpec `ebpf:"neighbours"`
 	Notes       *ebpf.MapSpec `ebpf:"notes"`
 	NotesByAddr *ebpf.MapSpec `ebpf:"notes_by_addr"`
 	Watched     *ebpf.MapSpec `ebpf:"watched"`
@@ -327,6 +367,7 @@ func (o *ObserveObjects) Close() error {
 type ObserveMaps struct {
 	Counters    *ebpf.Map `ebpf:"counters"`
 	Events      *ebpf.Map `ebpf:"events"`
+	Neighbours  *ebpf.Map `ebpf:"neighbours"`
 	Notes       *ebpf.Map `ebpf:"notes"`
 	NotesByAddr *ebpf.Map `ebpf:"notes_by_addr"`
 	Watched     *ebpf.Map `ebpf:"watched"`
@@ -337,6 +378,7 @@ func (m *ObserveMaps) Close() error {
 	return _ObserveClose(
 		m.Counters,
 		m.Events,
+		m.Neighbours,
 		m.Notes,
 		m.NotesByAddr,
 		m.Watched,
@@ -373,6 +415,12 @@ type ObservePrograms struct {
 	InetSockSetState    *ebpf.Program `ebpf:"inet_sock_set_state"`
 	IterTcp             *ebpf.Program `ebpf:"iter_tcp"`
 	KfreeSkb            *ebpf.Program `ebpf:"kfree_skb"`
+	NeighEventSendDone  *ebpf.Program `ebpf:"neigh_event_send_done"`
+	NeighTimerHandler   *ebpf.Program `ebpf:"neigh_timer_handler"`
+	NeighUpdate         *ebpf.Program `ebpf:"neigh_update"`
+	NeighUpdateDone     *ebpf.Program `ebpf:"neigh_update_done"`
+	SockRecvLength      *ebpf.Program `ebpf:"sock_recv_length"`
+	SockSendLength      *ebpf.Program `ebpf:"sock_send_length"`
 	TcpDestroySock      *ebpf.Program `ebpf:"tcp_destroy_sock"`
 	TcpProbe            *ebpf.Program `ebpf:"tcp_probe"`
 	TcpRcvSpaceAdjust   *ebpf.Program `ebpf:"tcp_rcv_space_adjust"`
@@ -388,6 +436,12 @@ func (p *ObservePrograms) Close() error {
 		p.InetSockSetState,
 		p.IterTcp,
 		p.KfreeSkb,
+		p.NeighEventSendDone,
+		p.NeighTimerHandler,
+		p.NeighUpdate,
+		p.NeighUpdateDone,
+		p.SockRecvLength,
+		p.SockSendLength,
 		p.TcpDestroySock,
 		p.TcpProbe,
 		p.TcpRcvSpaceAdjust,

@@ -25,6 +25,8 @@ enum record_kind {
 	KIND_OWNER,          /* tcp_rcv_space_adjust: a process was seen using the socket */
 	KIND_WIRE,           /* a segment at the namespace's edge, see wire_why */
 	KIND_DROP, /* kfree_skb: seg_* is the segment, arg_a skb->len, arg_b the reason, owner_comm the device */
+	KIND_NEIGHBOUR, /* a neighbour: arg_a state before, arg_b after, see neigh.h */
+	KIND_IO,        /* a process wrote or read: arg_a bytes, arg_b MSG_ flags */
 	KIND_MAX,
 };
 
@@ -42,6 +44,12 @@ enum program_id {
 	PROG_WIRE,
 	PROG_RCV_SPACE_ADJUST,
 	PROG_KFREE_SKB,
+	PROG_NEIGH_UPDATE,
+	PROG_NEIGH_UPDATE_DONE,
+	PROG_NEIGH_TIMER_HANDLER,
+	PROG_NEIGH_EVENT_SEND_DONE,
+	PROG_SOCK_SEND_LENGTH,
+	PROG_SOCK_RECV_LENGTH,
 	PROG_MAX,
 };
 
@@ -59,6 +67,15 @@ enum wire_why {
 	WIRE_ACKED = 4, /* as RECEIVE_ACKED, where tcp_probe does not look */
 	WIRE_UNSURE =
 		8, /* a probe if the socket agrees: nothing was seen of the connection before */
+	WIRE_ICMP =
+		16, /* an ICMP error that quotes the segment: arg_a type, arg_b code, owner_comm who sent it */
+	WIRE_SEEN = 32, /* all are asked for; arg_a is the window */
+};
+
+/* What is known of the freezer when a process wrote or read (record.why). */
+enum io_why {
+	IO_FROZEN = 1,
+	IO_FROZEN_KNOWN = 2, /* else the kernel has no freezer */
 };
 
 /* record.flags */
@@ -80,6 +97,7 @@ enum owner_via {
 	VIA_LISTEN,
 	VIA_RECV,
 	VIA_CLOSE,
+	VIA_SEND,
 	VIA_CALL, /* another system call */
 };
 

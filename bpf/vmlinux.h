@@ -237,6 +237,19 @@ struct inet_timewait_sock {
 struct net_device {
 	possible_net_t nd_net;
 	char name[16];
+	unsigned char addr_len;
+};
+
+struct neigh_table {
+	int family;
+};
+
+struct neighbour {
+	struct neigh_table *tbl;
+	__u8 nud_state;
+	unsigned char ha[32];
+	struct net_device *dev;
+	__u8 primary_key[0];
 };
 
 struct sk_buff {
@@ -290,6 +303,7 @@ struct tcphdr {
 	__be16 dest;
 	__be32 seq;
 	__be32 ack_seq;
+	__be16 window;
 	__sum16 check;
 };
 
@@ -319,8 +333,33 @@ struct bpf_iter__tcp {
 	unsigned int uid;
 };
 
+struct cgroup_freezer_state {
+	bool e_freeze;
+};
+
+struct cgroup {
+	struct cgroup_freezer_state freezer;
+};
+
+struct cgroup_subsys_state;
+
+struct css_set {
+	struct cgroup_subsys_state *subsys[32];
+	struct cgroup *dfl_cgrp;
+};
+
+/* The freezer of version 1; its cgroup_subsys_state is at its beginning. */
+struct freezer {
+	unsigned int state;
+};
+
 struct task_struct {
 	unsigned int flags;
+	struct css_set *cgroups;
+};
+
+enum cgroup_subsys_id {
+	freezer_cgrp_id = 6,
 };
 
 enum sock_flags {
@@ -363,6 +402,18 @@ enum {
 #define PF_KTHREAD 0x00200000
 #define ETH_P_IP 0x0800
 #define ETH_P_IPV6 0x86dd
+#define IPPROTO_ICMP 1
+#define IPPROTO_ICMPV6 58
+#define ICMP_DEST_UNREACH 3
+#define ICMP_SOURCE_QUENCH 4
+#define ICMP_REDIRECT 5
+#define ICMP_TIME_EXCEEDED 11
+#define ICMP_PARAMETERPROB 12
+#define ICMPV6_ERRORS 127 /* of type up to */
+#define NUD_INCOMPLETE 0x01
+#define NUD_PROBE 0x10
+#define NUD_FAILED 0x20
+#define NUD_VALID 0xde /* PERMANENT, NOARP, REACHABLE, PROBE, STALE, DELAY */
 #define NF_INET_LOCAL_IN 1
 #define NF_INET_LOCAL_OUT 3
 #define PACKET_HOST 0

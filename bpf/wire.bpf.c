@@ -10,13 +10,15 @@
  * wire_packet is a socket filter on an AF_PACKET socket, for older kernels; it
  * sees no socket and keeps how far each connection got instead.
  */
-#include "headers.h"
+#include "icmp.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 /* The namespace of the AF_PACKET socket: a socket filter cannot ask. */
 const volatile __u32 packet_netns_inode;
 const volatile __u64 packet_netns_cookie;
+
+const volatile bool every_segment; /* asked for: WIRE_SEEN */
 
 SEC("netfilter")
 int wire_netfilter(struct bpf_nf_ctx *ctx)
@@ -30,28 +32,28 @@ int wire_netfilter(struct bpf_nf_ctx *ctx)
 	struct record *r;
 	__u8 why = 0;
 
-	if (!read_segment(&seg, skb))
+	if (!read_segment(&seg, skb)) {
+		if (!out)
+			read_icmp(skb, state->net);
 		return 1;
+	}
+	/* On the way in it is the socket found early, if it was. */
+	sk = out ? state->sk : skb->sk;
+	if (sk && !is_connection(sk))
+		sk = NULL;
 	if (seg.flags & TCPHDR_RST) {
 		why = WIRE_RST;
-	} else if (!(seg.flags & (TCPHDR_SYN | TCPHDR_FIN)) && (seg.flags & TCPHDR_ACK)) {
-		__u8 sk_state;
+	} else if (sk && !(seg.flags & (TCPHDR_SYN | TCPHDR_FIN)) && (seg.flags & TCPHDR_ACK)) {
+		__u8 sk_state = sk->__sk_common.skc_state;
 
-		/* On the way in it is the socket found early, if it was. */
-		sk = out ? state->sk : skb->sk;
-		if (!sk)
-			return 1;
-		sk_state = sk->__sk_common.skc_state;
-		if (sk_state == TCP_CLOSE || sk_state == TCP_LISTEN || sk_state == TCP_TIME_WAIT ||
-		    sk_state == TCP_NEW_SYN_RECV || sk_state == TCP_SYN_SENT)
-			return 1;
-		if (sk->sk_type != SOCK_STREAM || sk->sk_protocol != IPPROTO_TCP)
-			return 1;
-		tp = cast_to(tcp_sock, sk);
+		if (sk_state != TCP_CLOSE && sk_state != TCP_SYN_SENT)
+			tp = cast_to(tcp_sock, sk);
+	}
+	if (tp) {
 		if (out) {
 			if (seg.len == 0 && seg.seq == tp->snd_una - 1)
 				why = WIRE_PROBE;
-		} else if (sk_state != TCP_ESTABLISHED) {
+		} else if (sk->__sk_common.skc_state != TCP_ESTABLISHED) {
 			if (seg.len == 0 && seg.seq == tp->rcv_nxt - 1)
 				why = WIRE_PROBE;
 			if ((tp->inet_conn.icsk_retransmits || tp->retrans_out ||
@@ -61,6 +63,8 @@ int wire_netfilter(struct bpf_nf_ctx *ctx)
 				why |= WIRE_ACKED;
 		}
 	}
+	if (every_segment)
+		why |= WIRE_SEEN;
 	if (!why)
 		return 1;
 	if (!watches(state->net->ns.inum))
@@ -69,22 +73,25 @@ int wire_netfilter(struct bpf_nf_ctx *ctx)
 	if (!r)
 		return 1;
 	fill_net(r, state->net);
-	if (tp) {
+	if (sk && !(why & WIRE_RST)) {
 		fill_tuple(r, &sk->__sk_common);
 		r->sock_addr = (__u64)sk;
 		r->sock_cookie = sk->__sk_common.skc_cookie.counter;
-		r->sock_inode = inode_of(sk);
-		fill_tcp(r, sk, tp);
-		fill_owner(r, sk, NULL);
+		if (tp && why != WIRE_SEEN) {
+			r->sock_inode = inode_of(sk);
+			fill_tcp(r, sk, tp);
+			fill_owner(r, sk, NULL);
+		}
 	} else {
 		r->flags |= FLAG_NO_SOCK;
 		fill_addresses(r, skb, !out);
 	}
 	r->seg_seq = seg.seq;
-	r->seg_end_seq = seg.seq + seg.len;
+	r->seg_end_seq = end_of(&seg);
 	r->seg_ack_seq = seg.ack;
 	r->seg_flags = seg.flags;
 	r->seg_segs = 1;
+	r->arg_a = seg.window;
 	r->why = why;
 	if (tp && (why & WIRE_ACKED))
 		fill_echo(r, skb, tp);
@@ -155,8 +162,7 @@ static __always_inline struct flow *flow_of(const struct flow_key *key)
  * is empty and one before what comes next. As long as nothing else was seen of
  * a connection, what comes next is not known: the socket has to judge.
  */
-static __always_inline __u8 flow_why(struct flow *f, bool out, const struct segment *seg, __u32 end,
-				     __u16 window)
+static __always_inline __u8 flow_why(struct flow *f, bool out, const struct segment *seg, __u32 end)
 {
 	bool moves = end != seg->seq, any = f->known[out] || f->next[out];
 	__u8 why = 0;
@@ -183,7 +189,7 @@ static __always_inline __u8 flow_why(struct flow *f, bool out, const struct segm
 	if (!(f->known[!out] || f->next[!out]) || (__s32)(seg->ack - f->next[!out]) > 0)
 		f->next[!out] = seg->ack;
 	f->known[!out] = 1;
-	f->window[out] = window;
+	f->window[out] = seg->window;
 	if (!out && (!f->has_una || (__s32)(seg->ack - f->una) > 0)) {
 		if (f->run)
 			why |= WIRE_ACKED;
@@ -192,6 +198,45 @@ static __always_inline __u8 flow_why(struct flow *f, bool out, const struct segm
 		f->run = 0;
 	}
 	return why;
+}
+
+/* An ICMP error at off, from the remote end of key or somebody on the way to it. */
+static __always_inline void packet_icmp(struct __sk_buff *skb, __u32 off,
+					const struct flow_key *key)
+{
+	bool v4 = skb->protocol == bpf_htons(ETH_P_IP);
+	__u8 icmp[8], ip[40], tcp[8];
+	struct record *r;
+
+	if (bpf_skb_load_bytes(skb, off, icmp, 8) ||
+	    (v4 ? !icmp_error(icmp[0]) : icmp[0] > ICMPV6_ERRORS))
+		return;
+	off += 8;
+	if (bpf_skb_load_bytes(skb, off, ip, v4 ? 20 : 40) || ip[v4 ? 9 : 6] != IPPROTO_TCP)
+		return;
+	off += v4 ? (ip[0] & 0xf) * 4 : 40;
+	if (bpf_skb_load_bytes(skb, off, tcp, 8))
+		return;
+	r = reserve_icmp(v4 ? AF_INET : AF_INET6, icmp[0], icmp[1],
+			 bpf_ntohl(*(__u32 *)(icmp + 4)));
+	if (!r)
+		return;
+	r->netns_inode = packet_netns_inode;
+	r->net_cookie = packet_netns_cookie;
+	__builtin_memcpy(r->owner_comm, key->remote_addr, 16);
+	if (v4) {
+		__builtin_memcpy(r->local_addr, key->local_addr, 12); /* its prefix */
+		__builtin_memcpy(r->remote_addr, key->local_addr, 12);
+		__builtin_memcpy(r->local_addr + 12, ip + 12, 4);
+		__builtin_memcpy(r->remote_addr + 12, ip + 16, 4);
+	} else {
+		__builtin_memcpy(r->local_addr, ip + 8, 16);
+		__builtin_memcpy(r->remote_addr, ip + 24, 16);
+	}
+	r->local_port = tcp[0] << 8 | tcp[1];
+	r->remote_port = tcp[2] << 8 | tcp[3];
+	r->seg_seq = bpf_ntohl(*(__u32 *)(tcp + 4));
+	submit(r);
 }
 
 SEC("socket")
@@ -231,6 +276,8 @@ int wire_packet(struct __sk_buff *skb)
 	} else {
 		return 0;
 	}
+	if (!out && next == (skb->protocol == bpf_htons(ETH_P_IP) ? IPPROTO_ICMP : IPPROTO_ICMPV6))
+		packet_icmp(skb, off, &key);
 	if (next != IPPROTO_TCP || bpf_skb_load_bytes(skb, off, tcp, 20))
 		return 0;
 	key.local_port = out ? tcp[0] << 8 | tcp[1] : tcp[2] << 8 | tcp[3];
@@ -239,7 +286,8 @@ int wire_packet(struct __sk_buff *skb)
 	seg.ack = bpf_ntohl(*(__u32 *)(tcp + 8));
 	seg.flags = tcp[13];
 	seg.len = total - off - (tcp[12] >> 4) * 4;
-	end = seg.seq + seg.len + !!(seg.flags & TCPHDR_SYN) + !!(seg.flags & TCPHDR_FIN);
+	seg.window = tcp[14] << 8 | tcp[15];
+	end = end_of(&seg);
 
 	f = flow_of(&key);
 	if (!f)
@@ -250,9 +298,11 @@ int wire_packet(struct __sk_buff *skb)
 	if (seg.flags & TCPHDR_RST)
 		why = WIRE_RST;
 	else
-		why = flow_why(f, out, &seg, end, tcp[14] << 8 | tcp[15]);
+		why = flow_why(f, out, &seg, end);
 	if (!out)
 		f->probes = 0;
+	if (every_segment)
+		why |= WIRE_SEEN;
 	if (!why)
 		return 0;
 	now = bpf_ktime_get_ns();
@@ -287,6 +337,7 @@ int wire_packet(struct __sk_buff *skb)
 	r->seg_ack_seq = seg.ack;
 	r->seg_flags = seg.flags;
 	r->seg_segs = 1;
+	r->arg_a = seg.window;
 	r->why = why;
 	submit(r);
 	return 0;

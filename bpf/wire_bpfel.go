@@ -139,6 +139,7 @@ const (
 	WireMapWatchedBits       = "watched_bits"
 	WireProgWireNetfilter    = "wire_netfilter"
 	WireProgWirePacket       = "wire_packet"
+	WireVarEverySegment      = "every_segment"
 	WireVarHaveRdonlyCast    = "have_rdonly_cast"
 	WireVarHaveSkStorage     = "have_sk_storage"
 	WireVarHaveSocketCookie  = "have_socket_cookie"
@@ -211,6 +212,7 @@ type WireMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type WireVariableSpecs struct {
+	EverySegment      *ebpf.VariableSpec `ebpf:"every_segment"`
 	HaveRdonlyCast    *ebpf.VariableSpec `ebpf:"have_rdonly_cast"`
 	HaveSkStorage     *ebpf.VariableSpec `ebpf:"have_sk_storage"`
 	HaveSocketCookie  *ebpf.VariableSpec `ebpf:"have_socket_cookie"`
@@ -265,6 +267,7 @@ func (m *WireMaps) Close() error {
 //
 // It can be passed to LoadWireObjects or ebpf.CollectionSpec.LoadAndAssign.
 type WireVariables struct {
+	EverySegment      *ebpf.Variable `ebpf:"every_segment"`
 	HaveRdonlyCast    *ebpf.Variable `ebpf:"have_rdonly_cast"`
 	HaveSkStorage     *ebpf.Variable `ebpf:"have_sk_storage"`
 	HaveSocketCookie  *ebpf.Variable `ebpf:"have_socket_cookie"`

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -60,6 +61,7 @@ type observeFlags struct {
 	ring      uint64
 	complete  bool
 	selfTest  bool
+	with      []string
 }
 
 func observeCommand(env *environment) *cobra.Command {
@@ -103,6 +105,7 @@ stops at Ctrl-C, after --duration, or when every target is gone for good.`,
 	fs.Var(durationValue{&f.duration, time.Millisecond}, "duration", "stop this long after everything is being watched, such as 90s or 1h30m")
 	fs.Var(durationValue{&f.arrival, time.Millisecond}, "arrival-threshold", "tell of data that arrives after a silence of at least this")
 	fs.StringVar(&f.readyFile, "ready-file", "", "create `FILE` when every target is being watched; it is removed at the end")
+	fs.StringSliceVar(&f.with, "with", nil, "also write events of these `TYPES`: io (what processes write and read),\nsegment (every segment at the namespace's edge)")
 	formats := []string{formatAuto, formatJSON, formatText}
 	fs.Var(choiceValue{&f.format, formats, "FORMAT"}, "format", "of standard output: json, text, or auto (text on a terminal; json elsewhere,\nor nothing with -o)")
 	fs.Var(sizeValue{&f.ring}, "ring-size", "size of the kernel's event buffer, a power of two")
@@ -111,6 +114,7 @@ stops at Ctrl-C, after --duration, or when every target is gone for good.`,
 	fs.BoolVar(&f.complete, "require-complete", false, "end with exit status 6 unless the kernel's own counters prove that nothing is missing")
 
 	must(cmd.RegisterFlagCompletionFunc("netns", completeTargets))
+	must(cmd.RegisterFlagCompletionFunc("with", cobra.FixedCompletions(withTypes, cobra.ShellCompDirectiveNoFileComp)))
 	must(cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp)))
 	for _, name := range []string{"duration", "arrival-threshold", "ring-size"} {
 		must(cmd.RegisterFlagCompletionFunc(name, cobra.NoFileCompletions))
@@ -177,6 +181,8 @@ func observe(ctx context.Context, env *environment, f observeFlags) (err error) 
 		Duration:         f.duration,
 		ArrivalThreshold: f.arrival,
 		RingBytes:        f.ring,
+		IO:               slices.Contains(f.with, string(events.TypeIO)),
+		Segments:         slices.Contains(f.with, string(events.TypeSegment)),
 		Sinks:            sinks,
 		ReadyFile:        f.readyFile,
 		ControlDir:       session.ControlDir,
@@ -248,7 +254,15 @@ func (f *observeFlags) targets() ([]target.Spec, error) {
 	return specs, nil
 }
 
+// withTypes are the types of event that are written only when asked for.
+var withTypes = []string{string(events.TypeIO), string(events.TypeSegment)}
+
 func (f *observeFlags) check() error {
+	for _, w := range f.with {
+		if !slices.Contains(withTypes, w) {
+			return usageError("all other types are always written", "--with takes %s, not %q", strings.Join(withTypes, " and "), w)
+		}
+	}
 	switch {
 	case f.appendTo && f.force:
 		return usageError("--append keeps what is in the file, --force replaces it", "--append and --force exclude each other")

@@ -126,6 +126,8 @@ func viaName(v uint8) string {
 		return "listen"
 	case bpf.ViaRecv:
 		return "recv"
+	case bpf.ViaSend:
+		return "send"
 	case bpf.ViaClose:
 		return "close"
 	}

@@ -29,6 +29,10 @@ const (
 	TypeArrival    Type = "arrival"
 	TypeError      Type = "error"
 	TypeDrop       Type = "drop"
+	TypeICMP       Type = "icmp"
+	TypeNeighbour  Type = "neighbour"
+	TypeIO         Type = "io"
+	TypeSegment    Type = "segment"
 	TypeMark       Type = "mark"
 	TypeClock      Type = "clock"
 	TypeLost       Type = "lost"
@@ -55,22 +59,26 @@ type Event struct {
 	Owner *Owner `json:"owner,omitempty" jsonschema_description:"The process that uses the socket; absent where it is not known."`
 	CPU   *int   `json:"cpu,omitempty" jsonschema_description:"Processor the hook ran on (bpf_get_smp_processor_id)."`
 
-	Session    *Session    `json:"session,omitempty"`
-	Summary    *Summary    `json:"summary,omitempty"`
-	Target     *Target     `json:"target,omitempty"`
-	Inventory  *Inventory  `json:"inventory,omitempty"`
-	Retransmit *Retransmit `json:"retransmit,omitempty"`
-	Probe      *Probe      `json:"probe,omitempty"`
-	State      *State      `json:"state,omitempty"`
-	Reset      *Reset      `json:"reset,omitempty"`
-	Abort      *Abort      `json:"abort,omitempty"`
-	Recovered  *Recovered  `json:"recovered,omitempty"`
-	Arrival    *Arrival    `json:"arrival,omitempty"`
-	Error      *Error      `json:"error,omitempty"`
-	Drop       *Drop       `json:"drop,omitempty"`
-	Mark       *Mark       `json:"mark,omitempty"`
-	Clock      *Clock      `json:"clock,omitempty"`
-	Lost       *Lost       `json:"lost,omitempty"`
+	Session    *Session     `json:"session,omitempty"`
+	Summary    *Summary     `json:"summary,omitempty"`
+	Target     *Target      `json:"target,omitempty"`
+	Inventory  *Inventory   `json:"inventory,omitempty"`
+	Retransmit *Retransmit  `json:"retransmit,omitempty"`
+	Probe      *Probe       `json:"probe,omitempty"`
+	State      *State       `json:"state,omitempty"`
+	Reset      *Reset       `json:"reset,omitempty"`
+	Abort      *Abort       `json:"abort,omitempty"`
+	Recovered  *Recovered   `json:"recovered,omitempty"`
+	Arrival    *Arrival     `json:"arrival,omitempty"`
+	Error      *Error       `json:"error,omitempty"`
+	Drop       *Drop        `json:"drop,omitempty"`
+	ICMP       *ICMP        `json:"icmp,omitempty"`
+	Neighbour  *Neighbour   `json:"neighbour,omitempty"`
+	IO         *IO          `json:"io,omitempty"`
+	Segment    *SegmentSeen `json:"segment,omitempty"`
+	Mark       *Mark        `json:"mark,omitempty"`
+	Clock      *Clock       `json:"clock,omitempty"`
+	Lost       *Lost        `json:"lost,omitempty"`
 
 	TCP *TCP `json:"tcp,omitempty" jsonschema_description:"The socket's TCP state at the hook; absent where no full socket took part (a request not yet accepted, a TIME_WAIT socket, none)."`
 }
@@ -101,7 +109,7 @@ type Sock struct {
 type Owner struct {
 	PID  uint32 `json:"pid" jsonschema_description:"Process (task->tgid) in the initial pid namespace."`
 	Comm string `json:"comm" jsonschema_description:"Command name of the process (task->comm, at most 15 bytes) when it was last seen using the socket."`
-	Via  string `json:"via" jsonschema:"enum=connect,enum=listen,enum=recv,enum=close,enum=call,enum=listener,enum=proc" jsonschema_description:"How it is known: the system call it made on the socket (connect, listen, recv, close; call for another), the listener it was accepted from (listener), or /proc at attach (proc)."`
+	Via  string `json:"via" jsonschema:"enum=connect,enum=listen,enum=recv,enum=send,enum=close,enum=call,enum=listener,enum=proc" jsonschema_description:"How it is known: the system call it made on the socket (connect, listen, recv, send, close; call for another), the listener it was accepted from (listener), or /proc at attach (proc)."`
 }
 
 // TCP is the socket's TCP state when the hook ran. Names are the kernel's
@@ -262,6 +270,48 @@ type Drop struct {
 	Device    string   `json:"device" jsonschema_description:"Device that the segment was at (skb->dev->name); empty: none, it had no route yet or was in TCP already."`
 	SkbLen    uint32   `json:"skb_len" jsonschema_description:"skb->len: bytes in the buffer, with the headers that stood in it then."`
 	Segment   *Segment `json:"segment,omitempty" jsonschema_description:"The segment; absent where this kernel does not let its header be read."`
+}
+
+// ICMP is an error message that quotes a segment of the namespace.
+type ICMP struct {
+	Type     string `json:"type" jsonschema_description:"Its type, by the kernel's name without ICMP_ or ICMPV6_ (DEST_UNREACH, TIME_EXCEEDED, PKT_TOOBIG, ...); TYPE_n where it has none."`
+	Code     string `json:"code" jsonschema_description:"Its code, by the kernel's name likewise (HOST_UNREACH, PKT_FILTERED, FRAG_NEEDED, ...); CODE_n where it has none."`
+	From     string `json:"from" jsonschema_description:"Address it came from: the peer, a router, or this namespace itself."`
+	MTU      uint32 `json:"mtu" jsonschema_description:"FRAG_NEEDED and PKT_TOOBIG: the largest packet that would pass, bytes; otherwise 0."`
+	SeqStart uint32 `json:"seq_start" jsonschema_description:"First sequence number of the segment that it quotes."`
+}
+
+// Neighbour is a change of who is behind an address of the link.
+type Neighbour struct {
+	Change    string `json:"change" jsonschema:"enum=failed,enum=moved,enum=resolved" jsonschema_description:"failed: nobody answers for the address any more, or somebody deleted the entry; moved: it has another hardware address; resolved: it has one again, or the first."`
+	Address   string `json:"address" jsonschema_description:"Address of the neighbour (neigh->primary_key)."`
+	Device    string `json:"device" jsonschema_description:"Device it is behind (neigh->dev->name)."`
+	Old       string `json:"old" jsonschema_description:"neigh->nud_state before (NUD_ without the prefix); empty: not known."`
+	New       string `json:"new" jsonschema_description:"neigh->nud_state after."`
+	OldLladdr string `json:"old_lladdr" jsonschema_description:"Hardware address before (neigh->ha); empty: none yet, or not one of six bytes."`
+	NewLladdr string `json:"new_lladdr" jsonschema_description:"Hardware address after."`
+	Sockets   uint64 `json:"sockets" jsonschema_description:"Sockets known in the namespace whose remote address this is. Those that reach their peer through it as a gateway are not counted."`
+	PID       uint32 `json:"pid,omitempty" jsonschema_description:"Process that made the change by netlink; absent: the kernel did."`
+	Comm      string `json:"comm,omitempty" jsonschema_description:"Its command name (task->comm)."`
+}
+
+// IO is data that an application wrote or read.
+type IO struct {
+	Op     string `json:"op" jsonschema:"enum=write,enum=read" jsonschema_description:"What the system call did."`
+	Bytes  uint32 `json:"bytes" jsonschema_description:"Bytes it wrote or read; a read of 0: the peer's FIN."`
+	Peek   bool   `json:"peek,omitempty" jsonschema_description:"read: true if the bytes stay to be read (MSG_PEEK); absent otherwise."`
+	Frozen string `json:"frozen" jsonschema:"enum=yes,enum=no,enum=unknown" jsonschema_description:"Whether the process's cgroup was frozen, or being frozen, when the call ended (cgroup->freezer.e_freeze, the freezer of version 1); unknown: the kernel has no freezer."`
+}
+
+// SegmentSeen is a segment at the namespace's edge.
+type SegmentSeen struct {
+	Direction string `json:"direction" jsonschema:"enum=sent,enum=received" jsonschema_description:"As the namespace sees it."`
+	SeqStart  uint32 `json:"seq_start" jsonschema_description:"First sequence number."`
+	SeqEnd    uint32 `json:"seq_end" jsonschema_description:"One past the last sequence number; SYN and FIN count one."`
+	Ack       uint32 `json:"ack" jsonschema_description:"Acknowledgement number; 0 without the ACK flag."`
+	Flags     string `json:"flags" jsonschema_description:"TCP flags, comma separated, in this order: FIN,SYN,RST,PSH,ACK,URG,ECE,CWR."`
+	Bytes     uint32 `json:"bytes" jsonschema_description:"Payload, bytes."`
+	Window    uint32 `json:"window" jsonschema_description:"Window as it stands in the header, not scaled."`
 }
 
 // Inventory is a socket that existed when its namespace was attached: it was

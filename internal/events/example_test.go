@@ -94,6 +94,13 @@ func examples() []*Event {
 	mark := at(10, TypeMark, 9_000_000_000)
 	mark.Mark = &Mark{Text: "link of controlplane cut", Kind: "applied", By: "cut.sh, pid 4690"}
 
+	neighbour := at(24, TypeNeighbour, 12_700_000_000)
+	neighbour.Netns, neighbour.CPU = &Netns{Name: "controlplane", Generation: 1, Inode: 4026532301, Cookie: 8193}, new(int)
+	neighbour.Neighbour = &Neighbour{
+		Change: "failed", Address: "198.18.0.4", Device: "eth0", Old: "PROBE", New: "FAILED",
+		OldLladdr: "02:42:c6:12:00:04", NewLladdr: "02:42:c6:12:00:04", Sockets: 1,
+	}
+
 	clock := at(11, TypeClock, 10_000_000_000)
 	clock.Clock = &Clock{RealNS: boot + 10_000_000_000, BootNS: 10_000_000_000, ErrorNS: 90, StepNS: -1_250, NTP: &NTP{
 		State: "ok", Status: []string{"PLL", "NANO"}, OffsetNS: -4_210, FreqPPB: -13_204, TickUs: 10_000, MaxErrorUs: 21_500, EstErrorUs: 118,
@@ -173,6 +180,21 @@ func examples() []*Event {
 			e.Drop = &Drop{
 				Reason: "NETFILTER_DROP", Direction: "sent", Device: "eth0", SkbLen: 1076,
 				Segment: &Segment{SeqStart: e.TCP.SndUna, SeqEnd: e.TCP.SndUna + 1024, Ack: e.TCP.RcvNxt, Flags: "PSH,ACK"},
+			}
+		}),
+		of(23, TypeICMP, 9_700_000_000, func(e *Event) {
+			e.TCP = nil
+			e.ICMP = &ICMP{Type: "DEST_UNREACH", Code: "HOST_UNREACH", From: "198.18.0.1", SeqStart: 2_147_484_000}
+		}),
+		neighbour,
+		of(25, TypeIO, 9_550_000_000, func(e *Event) {
+			e.IO = &IO{Op: "write", Bytes: 3072, Frozen: "no"}
+			e.Owner.Via = "send"
+		}),
+		of(26, TypeSegment, 9_560_000_000, func(e *Event) {
+			e.TCP = nil
+			e.Segment = &SegmentSeen{
+				Direction: "sent", SeqStart: 2_147_484_000, SeqEnd: 2_147_487_072, Ack: 913_551_207, Flags: "PSH,ACK", Bytes: 3072, Window: 502,
 			}
 		}),
 		mark,

@@ -101,6 +101,22 @@ func (e *Event) appendParts(b []byte) []byte {
 		b = append(b, `,"drop":`...)
 		b = e.Drop.appendJSON(b)
 	}
+	if e.ICMP != nil {
+		b = append(b, `,"icmp":`...)
+		b = e.ICMP.appendJSON(b)
+	}
+	if e.Neighbour != nil {
+		b = append(b, `,"neighbour":`...)
+		b = e.Neighbour.appendJSON(b)
+	}
+	if e.IO != nil {
+		b = append(b, `,"io":`...)
+		b = e.IO.appendJSON(b)
+	}
+	if e.Segment != nil {
+		b = append(b, `,"segment":`...)
+		b = e.Segment.appendJSON(b)
+	}
 	if e.Mark != nil {
 		b = appendStr(b, `,"mark":{"text":`, e.Mark.Text)
 		b = appendStr(b, `,"kind":`, e.Mark.Kind)
@@ -318,6 +334,54 @@ func (d *Drop) appendJSON(b []byte) []byte {
 	return append(b, '}')
 }
 
+func (i *ICMP) appendJSON(b []byte) []byte {
+	b = appendStr(b, `{"type":`, i.Type)
+	b = appendStr(b, `,"code":`, i.Code)
+	b = appendStr(b, `,"from":`, i.From)
+	b = appendUint(b, `,"mtu":`, uint64(i.MTU))
+	b = appendUint(b, `,"seq_start":`, uint64(i.SeqStart))
+	return append(b, '}')
+}
+
+func (n *Neighbour) appendJSON(b []byte) []byte {
+	b = appendStr(b, `{"change":`, n.Change)
+	b = appendStr(b, `,"address":`, n.Address)
+	b = appendStr(b, `,"device":`, n.Device)
+	b = appendStr(b, `,"old":`, n.Old)
+	b = appendStr(b, `,"new":`, n.New)
+	b = appendStr(b, `,"old_lladdr":`, n.OldLladdr)
+	b = appendStr(b, `,"new_lladdr":`, n.NewLladdr)
+	b = appendUint(b, `,"sockets":`, n.Sockets)
+	if n.PID != 0 {
+		b = appendUint(b, `,"pid":`, uint64(n.PID))
+	}
+	if n.Comm != "" {
+		b = appendStr(b, `,"comm":`, n.Comm)
+	}
+	return append(b, '}')
+}
+
+func (i *IO) appendJSON(b []byte) []byte {
+	b = appendStr(b, `{"op":`, i.Op)
+	b = appendUint(b, `,"bytes":`, uint64(i.Bytes))
+	if i.Peek {
+		b = append(b, `,"peek":true`...)
+	}
+	b = appendStr(b, `,"frozen":`, i.Frozen)
+	return append(b, '}')
+}
+
+func (s *SegmentSeen) appendJSON(b []byte) []byte {
+	b = appendStr(b, `{"direction":`, s.Direction)
+	b = appendUint(b, `,"seq_start":`, uint64(s.SeqStart))
+	b = appendUint(b, `,"seq_end":`, uint64(s.SeqEnd))
+	b = appendUint(b, `,"ack":`, uint64(s.Ack))
+	b = appendStr(b, `,"flags":`, s.Flags)
+	b = appendUint(b, `,"bytes":`, uint64(s.Bytes))
+	b = appendUint(b, `,"window":`, uint64(s.Window))
+	return append(b, '}')
+}
+
 func (t *Target) appendJSON(b []byte) []byte {
 	b = appendStr(b, `{"change":`, t.Change)
 	b = appendStr(b, `,"detail":`, t.Detail)
@@ -364,6 +428,9 @@ func (s *Session) appendJSON(b []byte) []byte {
 	b = append(b, ']')
 	b = appendStrs(b, `,"blind_spots":`, s.BlindSpots)
 	b = appendStrs(b, `,"cannot_show":`, s.CannotShow)
+	if len(s.With) > 0 {
+		b = appendStrs(b, `,"with":`, s.With)
+	}
 	b = appendStrs(b, `,"targets":`, s.Targets)
 	b = appendUint(b, `,"arrival_threshold_ms":`, s.ArrivalMs)
 	b = appendUint(b, `,"ring_bytes":`, s.RingBytes)

@@ -13,7 +13,7 @@ import (
 // types are all types, in the order of Event's parts.
 var types = []Type{
 	TypeSession, TypeSummary, TypeTarget, TypeInventory, TypeRetransmit, TypeProbe, TypeState, TypeReset,
-	TypeAbort, TypeRecovered, TypeArrival, TypeError, TypeDrop, TypeMark, TypeClock, TypeLost,
+	TypeAbort, TypeRecovered, TypeArrival, TypeError, TypeDrop, TypeICMP, TypeNeighbour, TypeIO, TypeSegment, TypeMark, TypeClock, TypeLost,
 }
 
 // requires names what a line of each type has beside the common part and the
@@ -32,6 +32,10 @@ var requires = map[Type][]string{
 	TypeArrival:    {"netns", "sock", "cpu", "tcp"},
 	TypeError:      {"netns", "sock", "cpu"},
 	TypeDrop:       {"netns", "sock", "cpu"},
+	TypeICMP:       {"netns", "sock", "cpu"},
+	TypeNeighbour:  {"netns", "cpu"},
+	TypeIO:         {"netns", "sock", "cpu"},
+	TypeSegment:    {"netns", "sock", "cpu"},
 	TypeMark:       nil,
 	TypeClock:      nil,
 	TypeLost:       nil,

@@ -17,6 +17,7 @@ type Session struct {
 	Programs   []Program `json:"programs" jsonschema_description:"The BPF programs and how each is attached."`
 	BlindSpots []string  `json:"blind_spots" jsonschema_description:"What this kernel cannot show."`
 	CannotShow []string  `json:"cannot_show" jsonschema:"enum=failed-retransmissions,enum=reset-reasons,enum=resets-without-socket,enum=before-firewall" jsonschema_description:"Of the blind spots those that the verdict must know. failed-retransmissions: those given up before they left the socket; reset-reasons: why a reset was sent; resets-without-socket: told from those of a firewall; before-firewall: what the namespace's own packet filter drops on its way out."`
+	With       []string  `json:"with,omitempty" jsonschema:"enum=io,enum=segment" jsonschema_description:"Types of event that are written only when asked for, and were; absent: none."`
 	Targets    []string  `json:"targets" jsonschema_description:"What is watched, as given."`
 	ArrivalMs  uint64    `json:"arrival_threshold_ms" jsonschema_description:"Silence after which received data is an arrival, milliseconds."`
 	RingBytes  uint64    `json:"ring_bytes" jsonschema_description:"Size of the ring buffer between kernel and reader, bytes."`

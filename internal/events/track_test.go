@@ -135,6 +135,11 @@ func trackBytes(t *testing.T, schema *jsonschema.Schema, data []byte) {
 			drop.Device = string([]rune(drop.Device))
 			want.Drop = &drop
 		}
+		if e.Neighbour != nil {
+			n := *e.Neighbour
+			n.Device, n.Comm = string([]rune(n.Device)), string([]rune(n.Comm))
+			want.Neighbour = &n
+		}
 		if !reflect.DeepEqual(want, back) {
 			t.Fatalf("reads back as something else (-want +got):\n%s", cmp.Diff(want, back, equateAddrs))
 		}

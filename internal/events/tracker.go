@@ -68,6 +68,10 @@ type Tracker struct {
 		arrival    Arrival
 		err        Error
 		drop       Drop
+		icmp       ICMP
+		neighbour  Neighbour
+		io         IO
+		seen       SegmentSeen
 		inventory  Inventory
 	}
 }
@@ -243,6 +247,8 @@ func (t *Tracker) Track(r *bpf.Record) error {
 		return t.resetReceived(ns, r)
 	case bpf.KindDrop:
 		return t.drop(ns, r)
+	case bpf.KindNeighbour:
+		return t.neighbour(ns, r)
 	}
 	s := t.sock(ns, r)
 	switch r.Kind {
@@ -260,6 +266,8 @@ func (t *Tracker) Track(r *bpf.Record) error {
 		t.buf.err = Error{Errno: r.SkErr, Name: errnoName(r.SkErr)}
 		t.ev.Error = &t.buf.err
 		return t.emit()
+	case bpf.KindIO:
+		return t.io(s, r)
 	case bpf.KindInventory:
 		return t.inventory(s, r)
 	case bpf.KindDestroy:
@@ -813,6 +821,14 @@ func (t *Tracker) inventory(s *sock, r *bpf.Record) error {
 
 // wire takes a segment seen at the namespace's edge.
 func (t *Tracker) wire(ns *namespace, r *bpf.Record) error {
+	if r.Why&bpf.WireICMP != 0 {
+		return t.icmp(ns, r)
+	}
+	if r.Why&bpf.WireSeen != 0 {
+		if err := t.seen(ns, r); err != nil || r.Why == bpf.WireSeen {
+			return err
+		}
+	}
 	if r.Why&bpf.WireRST != 0 {
 		key := tupleOf(r)
 		if r.Flags&bpf.FlagOut != 0 {

@@ -189,6 +189,14 @@ func hasPart(e *events.Event) bool {
 		return e.Error != nil
 	case events.TypeDrop:
 		return e.Drop != nil
+	case events.TypeICMP:
+		return e.ICMP != nil
+	case events.TypeNeighbour:
+		return e.Neighbour != nil
+	case events.TypeIO:
+		return e.IO != nil
+	case events.TypeSegment:
+		return e.Segment != nil
 	case events.TypeMark:
 		return e.Mark != nil
 	case events.TypeClock:

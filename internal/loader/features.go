@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -36,7 +37,25 @@ var programs = []program{
 	{bpf.ProgDestroySock, "tcp_destroy_sock", "tp_btf/tcp_destroy_sock", "5.5", true, "when a socket is forgotten"},
 	{bpf.ProgRcvSpaceAdjust, "tcp_rcv_space_adjust", "tp_btf/tcp_rcv_space_adjust", "5.5", true, "owners of accepted sockets"},
 	{bpf.ProgKfreeSkb, "kfree_skb", "tp_btf/kfree_skb", "5.5", false, "dropped segments (drop events)"},
+	{bpf.ProgNeighUpdate, "neigh_update", "tp_btf/neigh_update", "5.5", false, "neighbours before a change"},
+	{bpf.ProgNeighUpdateDone, "neigh_update_done", "tp_btf/neigh_update_done", "5.5", false, "neighbours that move (neighbour events)"},
+	{bpf.ProgNeighTimerHandler, "neigh_timer_handler", "tp_btf/neigh_timer_handler", "5.5", false, "neighbours that do not answer (neighbour events)"},
+	{bpf.ProgNeighEventSendDone, "neigh_event_send_done", "tp_btf/neigh_event_send_done", "5.5", false, "whether a neighbour was known before it did not answer"},
 	{bpf.ProgIterTCP, "iter_tcp", "iter/tcp", "5.9", true, "sockets that exist at attach (inventory)"},
+}
+
+// ioPrograms are attached when io events are asked for.
+var ioPrograms = []program{
+	{bpf.ProgSockSendLength, "sock_send_length", "tp_btf/sock_send_length", "6.3", false, "what applications write (io events)"},
+	{bpf.ProgSockRecvLength, "sock_recv_length", "tp_btf/sock_recv_length", "6.3", false, "what applications read (io events)"},
+}
+
+// rows are the programs that the options ask for.
+func (opts *Options) rows() []program {
+	if opts.IO {
+		return slices.Concat(programs, ioPrograms)
+	}
+	return programs
 }
 
 // ProgramName is the kernel-side name of a program.
@@ -44,7 +63,7 @@ func ProgramName(id bpf.ProgramID) string {
 	if id == bpf.ProgWire {
 		return "wire"
 	}
-	for _, p := range programs {
+	for _, p := range slices.Concat(programs, ioPrograms) {
 		if p.id == id {
 			return p.name
 		}

@@ -88,7 +88,7 @@ func hasHook(types *btf.Spec, p *ebpf.ProgramSpec) bool {
 // What cannot be attached is optional, has a reason, and is a blind spot.
 func TestFeatures(t *testing.T) {
 	privileged(t)
-	o, err := Open(Options{HZ: 250})
+	o, err := Open(Options{HZ: 250, IO: true})
 	if err != nil {
 		t.Fatal(err)
 	}

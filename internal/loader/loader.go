@@ -35,6 +35,8 @@ type Options struct {
 	RingBytes        uint64        // power of two, a multiple of the page size; 0: DefaultRingBytes
 	ArrivalThreshold time.Duration // silence that makes received data an arrival
 	HZ               uint32        // ticks a second of the kernel
+	IO               bool          // what applications write and read
+	Segments         bool          // every segment at the edge, not only those of interest
 	Wire             string        // MethodNetfilter or MethodPacket; empty: the best this kernel has
 }
 
@@ -104,7 +106,7 @@ func (o *Observer) load() error {
 		return explain(program{name: "create the maps"}, err)
 	}
 	o.objs.Programs = make(map[string]*ebpf.Program)
-	for _, p := range programs {
+	for _, p := range o.opts.rows() {
 		method := MethodTracepoint
 		if p.id == bpf.ProgIterTCP {
 			method = MethodIterator
@@ -146,6 +148,7 @@ func (o *Observer) prepare(spec *ebpf.CollectionSpec) error {
 		"retransmit_has_err":    o.kernel.retransmitHasErr,
 		"send_reset_has_reason": o.kernel.sendResetHasReason,
 		"wakeup_bytes":          o.opts.RingBytes / 2,
+		"every_segment":         o.opts.Segments,
 		"kfree_skb_has_reason":  o.kernel.dropHasReason,
 		"kfree_skb_has_rx_sk":   o.kernel.dropHasSocket,
 		"drop_nothing":          reasonsWhere(o.kernel.dropReasons, losesNothing),
@@ -515,7 +518,7 @@ func (o *Observer) Counts() (Counts, error) {
 			c.LostCPU[cpu] += n.Lost
 		}
 	}
-	for _, p := range programs {
+	for _, p := range o.opts.rows() {
 		prog := o.objs.Programs[p.name]
 		if prog == nil {
 			continue

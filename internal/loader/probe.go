@@ -32,7 +32,7 @@ func Probe() (features []Feature, blind []string, err error) {
 	o := &Observer{
 		kernel:  k,
 		cache:   cache,
-		opts:    Options{RingBytes: uint64(os.Getpagesize()), ArrivalThreshold: time.Second},
+		opts:    Options{RingBytes: uint64(os.Getpagesize()), ArrivalThreshold: time.Second, IO: true},
 		watched: make(map[uint32]int),
 	}
 	defer o.Close()
@@ -50,7 +50,7 @@ func Probe() (features []Feature, blind []string, err error) {
 		return nil, nil, explain(program{name: "create the maps"}, err)
 	}
 	o.objs.Programs = make(map[string]*ebpf.Program)
-	for _, p := range programs {
+	for _, p := range o.opts.rows() {
 		f := Feature{Name: p.name, Hook: p.hook, Method: MethodTracepoint, Since: p.since, Required: p.required, Lost: p.lost}
 		if p.id == bpf.ProgIterTCP {
 			f.Method = MethodIterator

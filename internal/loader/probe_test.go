@@ -39,7 +39,7 @@ func TestProbe(t *testing.T) {
 	}
 
 	// It says what Open would do.
-	o, err := Open(Options{})
+	o, err := Open(Options{IO: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -30,6 +30,8 @@ type Config struct {
 	Duration         time.Duration      // once everything is attached; 0: until the context ends
 	ArrivalThreshold time.Duration      // silence that makes data an arrival
 	RingBytes        uint64             // 0: loader.DefaultRingBytes
+	IO               bool               // io events: what applications write and read
+	Segments         bool               // segment events: every segment at the edge
 	Wire             string             // loader.MethodNetfilter or MethodPacket; empty: the best there is
 	Sinks            []sink.Sink        // each gets every event; the caller closes them
 	ReadyFile        string             // created when everything is attached
@@ -221,6 +223,8 @@ func (s *session) load() (err error) {
 		ArrivalThreshold: s.cfg.ArrivalThreshold,
 		HZ:               s.host.HZ,
 		Wire:             s.cfg.Wire,
+		IO:               s.cfg.IO,
+		Segments:         s.cfg.Segments,
 	})
 	if err != nil {
 		return err
@@ -481,6 +485,12 @@ func (s *session) header(pair evidence.Pair, first events.Clock, tested *events.
 		CannotShow: s.cannotShow,
 		ArrivalMs:  uint64(s.cfg.ArrivalThreshold / time.Millisecond),
 		RingBytes:  s.cfg.RingBytes,
+	}
+	if s.cfg.IO {
+		h.With = append(h.With, string(events.TypeIO))
+	}
+	if s.cfg.Segments {
+		h.With = append(h.With, string(events.TypeSegment))
 	}
 	if h.RingBytes == 0 {
 		h.RingBytes = loader.DefaultRingBytes

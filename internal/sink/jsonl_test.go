@@ -39,7 +39,7 @@ func mark(seq uint64, text string) *events.Event {
 func examples(t testing.TB) []*events.Event {
 	t.Helper()
 	paths, err := filepath.Glob("../events/testdata/*.jsonl")
-	if err != nil || len(paths) != 16 {
+	if err != nil || len(paths) != 20 {
 		t.Fatalf("golden lines: %v, %v", paths, err)
 	}
 	var all []*events.Event

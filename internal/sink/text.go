@@ -115,7 +115,7 @@ func severity(e *events.Event) string {
 	switch e.Type {
 	case events.TypeAbort, events.TypeReset, events.TypeError, events.TypeDrop, events.TypeLost:
 		return red
-	case events.TypeRetransmit, events.TypeProbe:
+	case events.TypeRetransmit, events.TypeProbe, events.TypeICMP, events.TypeNeighbour:
 		return yellow
 	case events.TypeRecovered:
 		return green
@@ -159,6 +159,14 @@ func (t *Text) what(e *events.Event) {
 		t.sayf("error  %s reported to the application", e.Error.Name)
 	case e.Type == events.TypeDrop && e.Drop != nil:
 		t.drop(e)
+	case e.Type == events.TypeICMP && e.ICMP != nil:
+		t.icmp(e.ICMP)
+	case e.Type == events.TypeNeighbour && e.Neighbour != nil:
+		t.neighbour(e.Neighbour)
+	case e.Type == events.TypeIO && e.IO != nil:
+		t.io(e.IO)
+	case e.Type == events.TypeSegment && e.Segment != nil:
+		t.segment(e.Segment)
 	case e.Type == events.TypeInventory && e.Inventory != nil:
 		t.say("inventory  existed before the trace")
 		if e.TCP != nil {
@@ -231,6 +239,51 @@ func (t *Text) drop(e *events.Event) {
 	default:
 		t.sayf("  %s seq %d..%d", s.Flags, s.SeqStart, s.SeqEnd)
 	}
+}
+
+func (t *Text) icmp(i *events.ICMP) {
+	t.sayf("icmp  %s %s from %s about seq %d", i.Type, i.Code, i.From, i.SeqStart)
+	if i.MTU != 0 {
+		t.sayf("  mtu %d", i.MTU)
+	}
+}
+
+func (t *Text) neighbour(n *events.Neighbour) {
+	t.sayf("neighbour %s  %s at %s", n.Change, n.Address, n.Device)
+	if n.Old != "" {
+		t.sayf("  %s → %s", n.Old, n.New)
+	} else {
+		t.say("  → " + n.New)
+	}
+	switch {
+	case n.OldLladdr != n.NewLladdr && n.OldLladdr != "":
+		t.sayf("  %s → %s", n.OldLladdr, n.NewLladdr)
+	case n.NewLladdr != "":
+		t.say("  " + n.NewLladdr)
+	}
+	t.sayf("  peer of %s", number(n.Sockets, "socket"))
+	if n.PID != 0 {
+		t.sayf("  [%s %d]", n.Comm, n.PID)
+	}
+}
+
+func (t *Text) io(i *events.IO) {
+	op := i.Op
+	if i.Peek {
+		op = "peek"
+	}
+	t.sayf("io %s  %s", op, number(uint64(i.Bytes), "byte"))
+	if i.Frozen == "yes" {
+		t.say("  frozen")
+	}
+}
+
+func (t *Text) segment(s *events.SegmentSeen) {
+	t.sayf("segment %s  %s seq %d..%d", s.Direction, s.Flags, s.SeqStart, s.SeqEnd)
+	if s.Ack != 0 {
+		t.sayf(" ack %d", s.Ack)
+	}
+	t.sayf(" win %d  %s", s.Window, number(uint64(s.Bytes), "byte"))
 }
 
 func (t *Text) abort(e *events.Event) {

@@ -131,7 +131,7 @@ func FuzzTextHarmless(f *testing.F) {
 		f.Add(e.AppendJSON(nil), "\x1b[31m\u202e\u200b\n\xff")
 		seeds++
 	}
-	if seeds < 16 {
+	if seeds < 20 {
 		f.Fatalf("only %d seeds", seeds)
 	}
 	f.Fuzz(func(t *testing.T, line []byte, evil string) {
