@@ -329,10 +329,12 @@ type Mark struct {
 
 // Target is a change in what is watched.
 type Target struct {
-	Change    string            `json:"change" jsonschema:"enum=attached,enum=gone,enum=waiting,enum=paused,enum=unpaused,enum=connected,enum=disconnected" jsonschema_description:"What happened to the target."`
+	Change    string            `json:"change" jsonschema:"enum=attached,enum=gone,enum=alias,enum=alias-gone,enum=renamed,enum=waiting,enum=paused,enum=unpaused,enum=connected,enum=disconnected" jsonschema_description:"What happened to the target. alias: a further target names the namespace, alias-gone: it does so no longer; lines go on under the name they had. renamed: the target of that name is gone, but an alias lives: the namespace is watched on, and lines from here on bear the alias's name."`
 	Detail    string            `json:"detail" jsonschema_description:"What showed it, or the network that was (dis)connected."`
 	Container string            `json:"container,omitempty" jsonschema_description:"Container id, for a container; absent otherwise."`
-	BlindNS   uint64            `json:"blind_ns,omitempty" jsonschema_description:"attached, from the second generation on: nanoseconds between the old namespace's end and this attach, in which nothing was seen; absent when 0."`
+	Alias     string            `json:"alias,omitempty" jsonschema_description:"The target that this is about, if the lines of its namespace bear another's name; absent otherwise."`
+	Formerly  *Netns            `json:"formerly,omitempty" jsonschema_description:"renamed: what lines of this namespace bore until here; absent otherwise."`
+	BlindNS   uint64            `json:"blind_ns,omitempty" jsonschema_description:"attached and alias, from the second generation on: nanoseconds between the old namespace's end and this attach, in which nothing was seen; absent when 0."`
 	Sysctls   map[string]string `json:"sysctls,omitempty" jsonschema_description:"attached: the namespace's net.ipv4.tcp_* settings that decide timers and aborts, without net.ipv4.; absent when empty."`
 	Sockets   uint64            `json:"sockets,omitempty" jsonschema_description:"gone: sockets that were still known; absent when 0."`
 }

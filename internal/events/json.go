@@ -388,6 +388,13 @@ func (t *Target) appendJSON(b []byte) []byte {
 	if t.Container != "" {
 		b = appendStr(b, `,"container":`, t.Container)
 	}
+	if t.Alias != "" {
+		b = appendStr(b, `,"alias":`, t.Alias)
+	}
+	if t.Formerly != nil {
+		b = append(b, `,"formerly":`...)
+		b = t.Formerly.appendJSON(b)
+	}
 	if t.BlindNS != 0 {
 		b = appendUint(b, `,"blind_ns":`, t.BlindNS)
 	}
@@ -485,6 +492,16 @@ func (s *Summary) appendJSON(b []byte) []byte {
 		}
 		b = append(b, `{"netns":`...)
 		b = s.Namespaces[i].Netns.appendJSON(b)
+		if before := s.Namespaces[i].Formerly; len(before) != 0 {
+			b = append(b, `,"formerly":[`...)
+			for j := range before {
+				if j > 0 {
+					b = append(b, ',')
+				}
+				b = before[j].appendJSON(b)
+			}
+			b = append(b, ']')
+		}
 		b = appendCounts(b, `,"events":`, s.Namespaces[i].Events)
 		b = append(b, `,"ledger":`...)
 		b = s.Namespaces[i].Ledger.appendJSON(b)

@@ -1,5 +1,7 @@
 package events
 
+import "slices"
+
 // Session is the header of a file: who looked, with what, at what.
 type Session struct {
 	Schema     string    `json:"schema" jsonschema_description:"Version of this format."`
@@ -68,11 +70,17 @@ type Counts struct {
 
 // NamespaceCounts are the events of one generation of a target.
 type NamespaceCounts struct {
-	Netns  Netns             `json:"netns" jsonschema_description:"Which namespace."`
-	Events map[string]uint64 `json:"events" jsonschema_description:"Lines by type."`
+	Netns    Netns             `json:"netns" jsonschema_description:"Which namespace, by its last name."`
+	Formerly []Netns           `json:"formerly,omitempty" jsonschema_description:"The names it had before, in order, if targets whose name it bore ended while another named it on: all below is of the whole time. Absent without any."`
+	Events   map[string]uint64 `json:"events" jsonschema_description:"Lines by type."`
 
 	Ledger  Ledger  `json:"ledger" jsonschema_description:"What the kernel counted, against the events."`
 	Verdict Verdict `json:"verdict" jsonschema_description:"Whether anything of this generation is missing."`
+}
+
+// Is reports whether lines of the namespace bear or bore that name.
+func (n *NamespaceCounts) Is(ns Netns) bool {
+	return n.Netns == ns || slices.Contains(n.Formerly, ns)
 }
 
 // Ledger holds the events of one generation against the kernel's own counters

@@ -188,6 +188,13 @@ func (t *Tracker) AddNamespace(ns Netns, d Defaults) {
 	t.namespaces[ns.Inode] = &namespace{netns: ns, defaults: d}
 }
 
+// RenameNamespace gives a namespace another name: it goes on as it is.
+func (t *Tracker) RenameNamespace(ns Netns) {
+	if n := t.namespaces[ns.Inode]; n != nil {
+		n.netns = ns
+	}
+}
+
 // RemoveNamespace forgets a namespace and its sockets, and says how many
 // sockets were still known.
 func (t *Tracker) RemoveNamespace(inode uint32) (sockets uint64) {

@@ -28,6 +28,9 @@ func NewAudit(h *events.Session, sum *events.Summary) *Audit {
 		t.Close(n.Ledger.Closed)
 		g := &generation{recorded: n, counted: make(map[string]uint64), tally: t}
 		a.generation[n.Netns] = g
+		for _, before := range n.Formerly {
+			a.generation[before] = g
+		}
 		a.order = append(a.order, g)
 	}
 	return a
@@ -55,7 +58,7 @@ func (a *Audit) Settle() ([]events.NamespaceCounts, events.Verdict) {
 	out := make([]events.NamespaceCounts, len(a.order))
 	for i, g := range a.order {
 		n := g.recorded
-		out[i] = events.NamespaceCounts{Netns: n.Netns, Events: g.counted}
+		out[i] = events.NamespaceCounts{Netns: n.Netns, Formerly: n.Formerly, Events: g.counted}
 		if len(n.Ledger.Lines) == 0 {
 			// There were no counters: only the summary knows why.
 			out[i].Ledger, out[i].Verdict = n.Ledger, n.Verdict

@@ -312,6 +312,12 @@ func (t *Text) recovered(r *events.Recovered) {
 
 func (t *Text) target(g *events.Target) {
 	t.sayf("target  %s", g.Change)
+	if g.Alias != "" {
+		t.say("  " + g.Alias)
+	}
+	if g.Formerly != nil {
+		t.say("  from " + g.Formerly.Name)
+	}
 	if g.Detail != "" {
 		t.say("  " + g.Detail)
 	}
