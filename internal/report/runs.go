@@ -221,6 +221,8 @@ func (t *teller) recovered(e *end, r run, reached func(uint32) string) {
 		s.Text = fmt.Sprintf("the %s retransmission of %s was answered, %s after it was sent", ordinal(rec.Answered), t.endOf(e), spanUs(rec.SinceLastUs))
 	case rec.Answered != 0:
 		s.Text = fmt.Sprintf("the %s retransmission of %s was answered", ordinal(rec.Answered), t.endOf(e))
+	case rec.Original:
+		s.Text = fmt.Sprintf("what %s had sent first was acknowledged: sending it again was not needed", t.endOf(e))
 	default:
 		s.Text = fmt.Sprintf("an acknowledgement reached %s; which of its transmissions it answers is not known", t.endOf(e))
 	}

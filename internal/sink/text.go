@@ -308,6 +308,9 @@ func (t *Text) recovered(r *events.Recovered) {
 	if r.Answered != 0 {
 		t.sayf(", answered #%d", r.Answered)
 	}
+	if r.Original {
+		t.say(", none was needed")
+	}
 }
 
 func (t *Text) target(g *events.Target) {
