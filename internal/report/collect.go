@@ -224,7 +224,31 @@ type evidence struct {
 	resets  map[bootTuple][]*line // sent, in whatever namespace
 	matched map[*line]*line       // RST received -> RST sent
 	arrived map[*line]*line       // the other way round
+	places  map[place][]*watched  // namespaces, by an address that they have
 	notes   []string
+}
+
+// place is an address on a machine.
+type place struct {
+	boot string
+	addr netip.Addr
+}
+
+// watched is a namespace as one session watched it.
+type watched struct {
+	ns        nsKey
+	netns     events.Netns
+	s         *session
+	from      uint64 // it was attached
+	to        uint64 // it was gone; 0: not
+	listeners []listener
+}
+
+// listener is a socket that listened.
+type listener struct {
+	local    netip.AddrPort
+	cookie   uint64
+	from, to uint64 // to is 0: it listened to the end
 }
 
 type nsTuple struct {

@@ -146,6 +146,73 @@ func TestCutFile(t *testing.T) {
 	hasNot(t, told, "was not seen to arrive", "did not learn of it")
 }
 
+// Where the kernel counted a retransmission that is not there, which one was
+// answered is what was seen, and no more.
+func TestUncounted(t *testing.T) {
+	evs := parse(t, "heal")
+	sum := evs[len(evs)-1].Summary
+	sum.Verdict = events.Verdict{State: "incomplete", By: 1, Reasons: []string{"client: RetransSegs: 1 are not in the events"}}
+	for i := range sum.Namespaces {
+		n := &sum.Namespaces[i]
+		if n.Netns.Name != "client" {
+			continue
+		}
+		for j := range n.Ledger.Lines {
+			if l := &n.Ledger.Lines[j]; l.Counter == "RetransSegs" {
+				l.Kernel, l.Difference, l.Result = l.Kernel+1, 1, "incomplete"
+			}
+		}
+	}
+	_, text := tell(t, report.Options{}, file{"heal.jsonl", lines(evs)})
+	has(t, text, "client's end retransmitted 5 times until +3.127 s (4 rto, 1 tlp), by what was seen; the next was due",
+		"the 6th retransmission of client's end, by what was seen, was answered", "client's end retransmitted 2 times in 2 runs until +6.692 s (loss-recovery), by what was seen, each answered")
+
+	// What another namespace misses is not this one's.
+	for i := range sum.Namespaces {
+		sum.Namespaces[i].Netns.Name += "2"
+	}
+	_, text = tell(t, report.Options{}, file{"heal.jsonl", lines(evs)})
+	hasNot(t, text, "by what was seen")
+}
+
+// What a namespace saw nothing of is known only if it was watched all the
+// while, has the address and nobody else does.
+func TestUnheard(t *testing.T) {
+	const known, listens = "was no socket: worker has that address and was watched all the while", ", though one listened on that port"
+	evs := parse(t, "unheard")
+	_, text := tell(t, report.Options{}, file{"unheard.jsonl", lines(evs)})
+	has(t, text, known, listens)
+
+	_, listen := first(t, evs, func(e *events.Event) bool { return e.State != nil && e.State.New == "LISTEN" })
+	quiet := slices.DeleteFunc(slices.Clone(evs), func(e *events.Event) bool { return e == listen })
+	_, text = tell(t, report.Options{}, file{"unheard.jsonl", lines(quiet)})
+	has(t, text, known)
+	hasNot(t, text, listens)
+
+	// It was gone before the connection was.
+	_, cancelled := first(t, evs, ofType(events.TypeAbort))
+	_, w := first(t, evs, func(e *events.Event) bool { return e.Netns != nil && e.Netns.Name == "worker" })
+	left := insert(slices.Clone(evs), &events.Event{
+		Type: events.TypeTarget, MonoNS: cancelled.MonoNS - 5e8, Netns: w.Netns, Target: &events.Target{Change: "gone", Detail: "name deleted"},
+	})
+	_, text = tell(t, report.Options{}, file{"unheard.jsonl", lines(left)})
+	has(t, text, "is not in these files: worker has that address, but was not watched all the while, or something is missing")
+
+	// A twin has the address too.
+	twin := slices.Clone(evs)
+	for _, e := range evs {
+		if e.Netns == nil || e.Netns.Name != "worker" || e.Sock == nil {
+			continue
+		}
+		c, ns := *e, *e.Netns
+		ns.Name, ns.Cookie, ns.Inode = "twin", 777, 777
+		c.Netns = &ns
+		twin = insert(twin, &c)
+	}
+	_, text = tell(t, report.Options{}, file{"unheard.jsonl", lines(twin)})
+	has(t, text, "is not in these files: what it did is not known")
+}
+
 func TestMissingLine(t *testing.T) {
 	evs := parse(t, "cut-client")
 	i, _ := first(t, evs, func(e *events.Event) bool { return e.Retransmit != nil && e.Retransmit.Attempt == 3 })
@@ -363,6 +430,20 @@ func TestTargets(t *testing.T) {
 	_, text := tell(t, report.Options{}, file{"heal.jsonl", lines(evs)})
 	has(t, text, "client's end retransmitted 2 times until", "worker was paused\n", "worker was disconnected from a network (lab_default)\n", "retransmitted 3 more times until +3.127 s, for the 3rd to the 5th time (rto)")
 	hasNot(t, text, "elsewhere")
+
+	// What is still in force when the trouble begins is told, however many
+	// marks came after it.
+	evs = parse(t, "heal")
+	_, e = first(t, evs, ofType(events.TypeRetransmit))
+	for i, change := range []string{"paused", "unpaused", "disconnected"} {
+		evs = insert(evs, &events.Event{Type: events.TypeTarget, MonoNS: e.MonoNS - 1000 + uint64(i), Netns: &ns, Target: &events.Target{Change: change}})
+	}
+	for i := range 3 {
+		evs = insert(evs, &events.Event{Type: events.TypeMark, MonoNS: e.MonoNS - 500 + uint64(i), Mark: &events.Mark{Kind: "note", Text: fmt.Sprint(i)}})
+	}
+	_, text = tell(t, report.Options{}, file{"heal.jsonl", lines(evs)})
+	has(t, text, "worker was disconnected from a network\n", "mark, note: 0")
+	hasNot(t, text, "paused", "link cut")
 }
 
 func TestNoTrouble(t *testing.T) {
@@ -374,7 +455,7 @@ func TestNoTrouble(t *testing.T) {
 	}
 	for _, sock := range []string{"198.18.1.1", "198.18.1.2:8080", "198.18.1.1:48384", fmt.Sprint(parseCookie(t, evs))} {
 		_, told = tell(t, report.Options{Sock: sock}, file{"heal.jsonl", text})
-		has(t, told, "client's end began to connect", "client's end is connected", "closed for sending by its process", "1 told as asked")
+		has(t, told, "client's end began to connect", "client's end is connected", "closed first, at least for sending, by its process", "1 told as asked")
 	}
 	_, told = tell(t, report.Options{}, file{"heal.jsonl", lines(evs[:2])})
 	if told != "heal.jsonl: the session was cut short: there is no summary\n\nno connection in 1 file\n" {
@@ -454,7 +535,7 @@ func TestUntrusted(t *testing.T) {
 
 // Whatever is missing, there is a story, and the same one each time.
 func TestAnyLineMissing(t *testing.T) {
-	for _, name := range []string{"cut-client", "cut-worker", "heal", "handshake", "ends", "twins", "born-before", "gone", "reuse", "lossy"} {
+	for _, name := range []string{"cut-client", "cut-worker", "heal", "handshake", "ends", "twins", "born-before", "gone", "reuse", "lossy", "killed", "unsent", "unheard", "restart"} {
 		evs := parse(t, name)
 		for i := range evs {
 			for _, left := range [][]*events.Event{slices.Concat(evs[:i], evs[i+1:]), evs[:i], evs[i:]} {
@@ -533,7 +614,7 @@ func edit(evs []*events.Event, ops []byte) []*events.Event {
 
 // FuzzEdits tells evidence that makes no sense.
 func FuzzEdits(f *testing.F) {
-	names := []string{"cut-client", "cut-worker", "handshake", "ends", "gone", "reuse", "born-before"}
+	names := []string{"cut-client", "cut-worker", "handshake", "ends", "gone", "reuse", "born-before", "killed", "unheard", "restart"}
 	all := make([][]*events.Event, len(names))
 	for i, n := range names {
 		all[i] = parse(f, n)

@@ -30,6 +30,10 @@ func TestGolden(t *testing.T) {
 		{name: "born-before", files: []string{"born-before"}},
 		{name: "gone", files: []string{"gone"}},
 		{name: "reuse", files: []string{"reuse"}},
+		{name: "killed", files: []string{"killed"}},
+		{name: "unsent", files: []string{"unsent"}},
+		{name: "unheard", files: []string{"unheard"}},
+		{name: "restart", files: []string{"restart"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var c report.Collector

@@ -2,7 +2,6 @@ package report
 
 import (
 	"slices"
-	"strings"
 
 	"github.com/sockwatch/sockwatch/internal/events"
 )
@@ -153,33 +152,9 @@ func (ev *evidence) sender(e *end, r *line) (best *line) {
 
 // sameReset reports whether a RST that was sent can be the one received.
 func sameReset(sent, got *line) bool {
-	s, r := onWire(sent.Reset), got.Reset.Segment
-	if s == nil || r == nil {
+	same, known := events.SameReset(sent.Reset, got.Reset)
+	if !known {
 		return got.MonoNS+slackNS-sent.MonoNS < quickNS
 	}
-	return s.SeqStart == r.SeqStart && s.Ack == r.Ack && s.Flags == r.Flags
-}
-
-// onWire is the RST as it was sent: seen, or as the kernel makes it for the
-// segment that it answers (tcp_v4_send_reset).
-func onWire(r *events.Reset) *events.Segment {
-	switch t := r.Trigger; {
-	case r.Segment != nil:
-		return r.Segment
-	case t == nil:
-		return nil
-	case hasFlag(t.Flags, "ACK"):
-		return &events.Segment{SeqStart: t.Ack, SeqEnd: t.Ack, Flags: "RST"}
-	default:
-		return &events.Segment{Ack: t.SeqEnd, Flags: "RST,ACK"}
-	}
-}
-
-func hasFlag(flags, flag string) bool {
-	for f := range strings.SplitSeq(flags, ",") {
-		if f == flag {
-			return true
-		}
-	}
-	return false
+	return same
 }

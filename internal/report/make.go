@@ -74,6 +74,7 @@ func (c *Collector) Report(o Options) (*Report, error) {
 		sel = &s
 	}
 	ev := c.collect()
+	c.findPlaces(ev)
 	ev.join()
 	ev.matchResets()
 	r := &Report{Files: c.fileInfo(), Notes: ev.notes, Stories: []Story{}, selected: sel != nil}
@@ -340,7 +341,7 @@ func (t *teller) notes(e *end) (out []string) {
 		}
 		out = append(out, fmt.Sprintf("the other end, %s, is not in these files: %s has a socket with these addresses, but what it sent and received does not fit", peer, strings.Join(names, ", ")))
 	default:
-		out = append(out, fmt.Sprintf("the other end, %s, is not in these files: what it did is not known", peer))
+		out = append(out, t.absent(e))
 	}
 	for _, s := range e.sessions {
 		if len(s.file.damage) > 0 {

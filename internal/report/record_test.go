@@ -64,15 +64,24 @@ func newScene(t *testing.T) *scene {
 // testdata/FILE.jsonl.
 func (s *scene) observe(file string, nodes ...*testlab.Node) *observed {
 	s.t.Helper()
+	var names []string
+	for _, n := range nodes {
+		names = append(names, n.Name)
+	}
+	return s.observeTargets(file, names...)
+}
+
+func (s *scene) observeTargets(file string, names ...string) *observed {
+	s.t.Helper()
 	o := &observed{file: file, dir: filepath.Join(s.t.TempDir(), "control"), done: make(chan error, 1)}
 	cfg := session.Config{ControlDir: o.dir, Version: "test", Command: []string{"sockwatch"}}
-	for _, n := range nodes {
-		spec, err := target.ParseSpec(n.Name)
+	for _, n := range names {
+		spec, err := target.ParseSpec(n)
 		if err != nil {
 			s.t.Fatal(err)
 		}
 		cfg.Targets = append(cfg.Targets, spec)
-		cfg.Command = append(cfg.Command, "--netns", n.Name)
+		cfg.Command = append(cfg.Command, "--netns", n)
 	}
 	cfg.Sinks = []sink.Sink{sink.NewJSONL(buffer{&o.out})}
 	ready := make(chan struct{})
@@ -183,6 +192,49 @@ func acknowledged(t *testing.T, c *net.TCPConn) {
 		return err == nil && info.Unacked == 0
 	})
 }
+
+// closed waits until the kernel has ended the connection.
+func closed(t *testing.T, c *net.TCPConn) {
+	t.Helper()
+	const tcpClose = 7
+	testlab.Eventually(t, 90*time.Second, func() bool {
+		info, err := testlab.Info(c)
+		return err == nil && info.State == tcpClose
+	})
+}
+
+// finArrived waits for the peer's FIN.
+func finArrived(t *testing.T, c *net.TCPConn) {
+	t.Helper()
+	const tcpCloseWait = 8
+	testlab.Eventually(t, 10*time.Second, func() bool {
+		info, err := testlab.Info(c)
+		return err == nil && info.State == tcpCloseWait
+	})
+}
+
+// echo answers what it receives, and is killed.
+const echo = `package main
+
+import (
+	"io"
+	"net"
+)
+
+func main() {
+	l, err := net.Listen("tcp", ":8080")
+	if err != nil {
+		panic(err)
+	}
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			panic(err)
+		}
+		go io.Copy(c, c)
+	}
+}
+`
 
 func dataTo(port uint16, nth ...int) testlab.Loss {
 	return testlab.Loss{DstPort: port, Mask: testlab.SYN, Nth: nth}
@@ -376,6 +428,95 @@ var scenes = map[string]func(t *testing.T) map[string]string{
 		return s.finish()
 	},
 
+	// The server is killed with the link up, then the client writes.
+	"killed": func(t *testing.T) map[string]string {
+		s := newScene(t)
+		s.observe("killed", s.A, s.B)
+		client, server := s.connect(s.listen())
+		server.Close()
+		finArrived(t, client)
+		// The acknowledgement of a FIN may wait for data.
+		time.Sleep(300 * time.Millisecond)
+		send(t, client, 15)
+		closed(t, client)
+		return s.finish()
+	},
+
+	// The server is killed behind a link that is down: its FIN cannot leave.
+	// Then what the client writes cannot, behind its own.
+	"unsent": func(t *testing.T) map[string]string {
+		s := newScene(t)
+		s.observe("unsent", s.A, s.B)
+		l := s.listen()
+		client, server := s.connect(l)
+		down := s.B.LinkDown()
+		s.mark("applied", "worker down")
+		server.Close()
+		// The FIN is tried again after 0.2, 0.6, 1.4 and 3 s.
+		time.Sleep(1600 * time.Millisecond)
+		down.Undo()
+		s.mark("healed", "worker up")
+		send(t, client, 15)
+		gone(t, client, unix.ECONNRESET)
+
+		client, _ = s.connect(l, testlab.UserTimeout(2*time.Second))
+		down = s.A.LinkDown()
+		s.mark("applied", "client down")
+		send(t, client, 15)
+		gone(t, client, unix.ETIMEDOUT)
+		down.Undo()
+		return s.finish()
+	},
+
+	// Somebody listens, but no SYN arrives.
+	"unheard": func(t *testing.T) map[string]string {
+		s := newScene(t)
+		s.observe("unheard", s.A, s.B)
+		client, _ := s.connect(s.listen())
+		s.B.Lose(testlab.Loss{Mask: testlab.SYN | testlab.ACK, Want: testlab.SYN})
+		ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
+		defer cancel()
+		if c, err := s.A.DialContext(ctx, "tcp", s.B.Addr(port).String()); err == nil {
+			t.Fatalf("connected through a lost SYN: %v", c)
+		}
+		client.Close()
+		return s.finish()
+	},
+
+	// A container is killed with a connection, and started again.
+	"restart": func(t *testing.T) map[string]string {
+		testlab.Privileged(t)
+		d := testlab.NewDocker(t)
+		network, prefix := d.Network()
+		image := d.ImportBinary(echo)
+		server := d.StartContainer(testlab.ContainerOptions{Image: image, Network: network, IP: prefix + "2"})
+		host := d.StartContainer(testlab.ContainerOptions{Image: image, Network: network, IP: prefix + "3"})
+		s := &scene{t: t, names: []string{"docker:" + host.Name(), "docker:client", "docker:" + server.Name(), "docker:worker", server.Name(), "worker", host.Name(), "client", network, "lab"}}
+		s.observeTargets("restart", "docker:"+host.Name(), "docker:"+server.Name())
+		var client *net.TCPConn
+		err := host.Do(func() error {
+			c, err := net.Dial("tcp", prefix+"2:8080")
+			if err == nil {
+				client = c.(*net.TCPConn)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer client.Close()
+		send(t, client, 4)
+		receive(t, client, 4)
+		s.mark("applied", "worker killed")
+		server.Kill()
+		finArrived(t, client)
+		send(t, client, 13)
+		time.Sleep(time.Second)
+		server.Start()
+		closed(t, client)
+		return s.finish()
+	},
+
 	// A port is used again while the other end still has the connection before.
 	"reuse": func(t *testing.T) map[string]string {
 		s := newScene(t)
@@ -397,7 +538,7 @@ var scenes = map[string]func(t *testing.T) map[string]string{
 }
 
 // slow are the scenes that are observed only to be recorded.
-var slow = []string{"cut"}
+var slow = []string{"cut", "restart"}
 
 // parts of the story that each scene must have, whatever its times.
 var parts = map[string][]string{
@@ -407,10 +548,10 @@ var parts = map[string][]string{
 	},
 	"heal": {
 		"mark, applied: link cut", "3000 bytes of client's end were sent and not acknowledged", "1448 bytes arrived at worker's end",
-		"retransmission of client's end was answered", "client's end closed in order",
+		"retransmission of client's end was answered", "client's end closed first, in order",
 	},
 	"lossy":     {"client's end retransmitted", "answered within", "closed in order"},
-	"handshake": {"found no socket: it was answered with a RST (NO_SOCKET)", "client's end was refused", "the 2nd retransmission of client's end was answered", "worker retransmitted its SYN-ACK"},
+	"handshake": {"found no socket: it was answered with a RST (NO_SOCKET)", "client's end was refused", "its process is told ECONNREFUSED", "the 2nd retransmission of client's end was answered", "worker retransmitted its SYN-ACK"},
 	"ends": {
 		"probes of a window that is shut", "all of them arrived in worker", "worker's end was closed by its process with", "bytes unread; it sent a RST (TCP_ABORT_ON_CLOSE)",
 		"client's end was reset: it accepted a RST sent by worker's end (TCP_ABORT_ON_CLOSE)", "SO_LINGER on and a time of 0",
@@ -420,7 +561,24 @@ var parts = map[string][]string{
 	"mptcp":       {"MPTCP subflow", "client's end retransmitted"},
 	"born-before": {"client's end is older than the trace: ESTABLISHED, 3000 bytes not acknowledged", "in client) ↔", "in worker)\n", "client's end retransmitted"},
 	"gone":        {"worker was no longer watched", "was not seen"},
-	"reuse":       {"sent by another socket of client with the same addresses", "it arrived in worker at another socket"},
+	"killed": {
+		"worker's end was closed first, at least for sending, by its process", "the peer's FIN arrived at client's end",
+		"reached worker, whose socket had been closed for", "answered with a RST (TCP_TIMEWAIT_SOCKET)",
+		"15 bytes were never acknowledged, and worker's end had received none of that in order; the FIN it had received was not read yet; its process is told EPIPE",
+	},
+	"unsent": {
+		"worker's end ended because data arrived after its process had closed it; it sent a RST (TCP_ABORT_ON_DATA); the FIN was never sent",
+		"client's end gave up first: TCP_USER_TIMEOUT (2 s) had passed with 15 bytes that did not leave its host, though the peer's window was open (", " of the probe timer failed; its process is told ETIMEDOUT",
+	},
+	"unheard": {
+		"was no socket: worker has that address and was watched all the while, and no socket there took part in this connection, though one listened on that port",
+		"client's end was closed by its process while it was connecting",
+	},
+	"restart": {
+		"docker:worker's end was closed first, at least for sending, by its process", "docker:worker was no longer watched", "docker:worker came back as another namespace",
+		"of docker:client's end reached docker:worker/2 and found", "docker:client's end was reset: it accepted a RST sent by docker:worker/2", "its process is told EPIPE",
+	},
+	"reuse": {"sent by another socket of client with the same addresses", "it arrived in worker at another socket"},
 }
 
 // TestScenes observes real sockets and tells what happened to them. With

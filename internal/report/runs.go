@@ -118,7 +118,8 @@ func (t *teller) outstanding(e *end, l *line) {
 		s.Text += fmt.Sprintf("; its last acknowledgement had come %s before", spanUs(uint64(l.TCP.SinceLastAckUs)))
 	}
 	if l.TCP.UnsentBytes > 0 && l.TCP.State != "SYN_SENT" {
-		s.Text += fmt.Sprintf("; %s more %s waiting to be sent", byteCount(l.TCP.UnsentBytes), were(uint64(l.TCP.UnsentBytes)))
+		what := unsent(l.TCP, l.TCP.State)
+		s.Text += fmt.Sprintf("; %s %s still waiting to be sent", what, wasOrWere(what))
 	}
 	t.add(s)
 }
@@ -171,7 +172,7 @@ func (t *teller) part(e *end, ls []*line, answered bool) {
 	default:
 		s.Text = fmt.Sprintf("%s retransmitted %d times until %s (%s)", t.endOf(e), r.Count, t.at(s.UntilNS), causes(r.Causes))
 	}
-	s.Text += sendErrors(r)
+	s.Text += sendErrors(r) + bySeen(e)
 	if r.PeerGone {
 		s.Text += fmt.Sprintf(", though %s was gone", t.endOf(p))
 	}
@@ -218,9 +219,9 @@ func (t *teller) recovered(e *end, r run, reached func(uint32) string) {
 	case !rec.Exact:
 		s.Text = fmt.Sprintf("the stall of %s was over: an acknowledgement had come some time before", t.endOf(e))
 	case rec.Answered != 0 && rec.Answered == rec.Retransmits:
-		s.Text = fmt.Sprintf("the %s retransmission of %s was answered, %s after it was sent", ordinal(rec.Answered), t.endOf(e), spanUs(rec.SinceLastUs))
+		s.Text = fmt.Sprintf("the %s retransmission of %s%s was answered, %s after it was sent", ordinal(rec.Answered), t.endOf(e), within(bySeen(e)), spanUs(rec.SinceLastUs))
 	case rec.Answered != 0:
-		s.Text = fmt.Sprintf("the %s retransmission of %s was answered", ordinal(rec.Answered), t.endOf(e))
+		s.Text = fmt.Sprintf("the %s retransmission of %s%s was answered", ordinal(rec.Answered), t.endOf(e), within(bySeen(e)))
 	case rec.Original:
 		s.Text = fmt.Sprintf("what %s had sent first was acknowledged: sending it again was not needed", t.endOf(e))
 	default:
@@ -229,7 +230,7 @@ func (t *teller) recovered(e *end, r run, reached func(uint32) string) {
 	if syn := r.rec.TCP != nil && r.rec.TCP.State == "SYN_SENT"; syn {
 		s.Text += ": its SYN is acknowledged"
 	} else {
-		s.Text += fmt.Sprintf(": it acknowledges %s", byteCount(rec.AckedBytes))
+		s.Text += ": it acknowledges " + acked(r.rec, rec.AckedBytes)
 	}
 	atMost := ""
 	if !rec.Exact {
@@ -247,28 +248,28 @@ func (t *teller) recovered(e *end, r run, reached func(uint32) string) {
 // quick tells runs that were answered within a second.
 func (t *teller) quick(e *end, rs []run, reached func(uint32) string) {
 	var ls []*line
-	var acked, stall uint64
+	var sum, stall uint64
 	for _, r := range rs {
 		ls = append(ls, r.lines...)
-		acked += uint64(r.rec.Recovered.AckedBytes)
+		sum += uint64(r.rec.Recovered.AckedBytes)
 		stall = max(stall, r.rec.Recovered.StalledUs)
 	}
 	last := rs[len(rs)-1].rec
 	s := t.step(KindRetransmissions, e, append(slices.Clone(ls), last)...)
 	r := collectRuns(ls)
-	r.Runs, r.Answered, r.AckedBytes, r.StalledUs, r.NextDueMs = len(rs), true, acked, stall, -1
+	r.Runs, r.Answered, r.AckedBytes, r.StalledUs, r.NextDueMs = len(rs), true, sum, stall, -1
 	s.Retransmissions = r
 	times := count(uint64(r.Count), "time", "times")
 	if r.Count == 1 {
 		times = "once"
 	}
 	if len(rs) == 1 {
-		s.Text = fmt.Sprintf("%s retransmitted %s (%s)%s, answered within %s: %s acknowledged", t.endOf(e), times, causes(r.Causes), sendErrors(r), span(last.MonoNS-rs[0].from()), byteCount(uint32(acked)))
+		s.Text = fmt.Sprintf("%s retransmitted %s (%s)%s, answered within %s: %s acknowledged", t.endOf(e), times, causes(r.Causes), sendErrors(r)+bySeen(e), span(last.MonoNS-rs[0].from()), acked(last, last.Recovered.AckedBytes))
 		if last.TCP != nil && last.TCP.State == "SYN_SENT" {
 			s.Text = fmt.Sprintf("%s retransmitted its SYN %s, answered within %s", t.endOf(e), times, span(last.MonoNS-rs[0].from()))
 		}
 	} else {
-		s.Text = fmt.Sprintf("%s retransmitted %s in %d runs until %s (%s)%s, each answered within %s", t.endOf(e), times, len(rs), t.at(last.MonoNS), causes(r.Causes), sendErrors(r), spanUs(stall))
+		s.Text = fmt.Sprintf("%s retransmitted %s in %d runs until %s (%s)%s, each answered within %s", t.endOf(e), times, len(rs), t.at(last.MonoNS), causes(r.Causes), sendErrors(r)+bySeen(e), spanUs(stall))
 	}
 	s.Text += reached(last.Recovered.Ack)
 	t.add(s)

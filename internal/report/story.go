@@ -135,10 +135,10 @@ func (t *teller) around() {
 	}
 	for _, l := range t.ev.targets {
 		for _, e := range t.ends {
-			if l.Netns.Name != e.netns.Name || l.s.boot() != boot || !slices.Contains(e.sessions, l.s) {
+			if l.Netns.Name != e.netns.Name && l.ns() != e.ns || l.s.boot() != boot || !slices.Contains(e.sessions, l.s) {
 				continue
 			}
-			if l.Target.Change != "attached" || (l.ns() != e.ns && l.MonoNS > e.born) {
+			if l.Target.Change != "attached" && l.Target.Change != "alias" || (l.ns() != e.ns && l.MonoNS > e.born) {
 				all = append(all, l)
 				break
 			}
@@ -148,7 +148,8 @@ func (t *teller) around() {
 	for _, l := range all {
 		tell(l)
 	}
-	for _, l := range before[max(0, len(before)-marksBefore):] {
+	recent := max(0, len(before)-marksBefore)
+	for _, l := range slices.Concat(inForce(before[:recent], before), before[recent:]) {
 		t.around1(l)
 	}
 
@@ -171,6 +172,24 @@ func (t *teller) around() {
 			}
 		}
 	}
+}
+
+// inForce are those of ls that nothing in all took back: a namespace that was
+// paused, or taken off a network.
+func inForce(ls, all []*line) (out []*line) {
+	undo := map[string]string{"paused": "unpaused", "disconnected": "connected"}
+	for _, l := range ls {
+		if l.Target == nil || undo[l.Target.Change] == "" {
+			continue
+		}
+		undone := slices.ContainsFunc(all, func(u *line) bool {
+			return u.Target != nil && u.MonoNS >= l.MonoNS && u.ns() == l.ns() && u.Target.Change == undo[l.Target.Change] && u.Target.Detail == l.Target.Detail
+		})
+		if !undone {
+			out = append(out, l)
+		}
+	}
+	return out
 }
 
 func (t *teller) around1(l *line) {
@@ -239,7 +258,7 @@ func (t *teller) lateSegments(e *end) {
 			t.used[again] = true
 			s.Reset.Retransmitted = &Retransmission{again.Retransmit.Attempt, again.Retransmit.Cause, again.MonoNS}
 			s.Lines = append(s.Lines, again.ref())
-			of = fmt.Sprintf("the %s retransmission (%s) of %s", ordinal(again.Retransmit.Attempt), again.Retransmit.Cause, t.endOf(peer))
+			of = fmt.Sprintf("the %s retransmission (%s) of %s%s", ordinal(again.Retransmit.Attempt), again.Retransmit.Cause, t.endOf(peer), within(bySeen(peer)))
 		} else if r.Trigger != nil {
 			of = "a " + segmentWords(r.Trigger)
 			if peer != nil {
@@ -250,8 +269,12 @@ func (t *teller) lateSegments(e *end) {
 		switch {
 		case r.Trigger == nil:
 			s.Text = fmt.Sprintf("a RST%s left %s that no socket sent", reason, t.name(e))
+		case r.Socket && !e.noSocket && e.closed != 0 && e.closed <= l.MonoNS:
+			s.Text = fmt.Sprintf("%s reached %s, whose socket had been closed for %s, and which answered with a RST%s", of, t.name(e), span(l.MonoNS-e.closed), reason)
 		case r.Socket:
 			s.Text = fmt.Sprintf("%s reached %s, which answered with a RST%s", of, t.name(e), reason)
+		case l.TCP != nil && l.TCP.State == "LISTEN":
+			s.Text = fmt.Sprintf("%s reached %s and found a listener, but no connection: it was answered with a RST%s", of, t.name(e), reason)
 		case e.noSocket || e.closed == 0:
 			s.Text = fmt.Sprintf("%s reached %s and found no socket: it was answered with a RST%s", of, t.name(e), reason)
 		default:
@@ -276,9 +299,9 @@ func (t *teller) told(l *line) bool {
 func segmentWords(s *events.Segment) string {
 	n := s.SeqEnd - s.SeqStart
 	switch {
-	case hasFlag(s.Flags, "SYN"):
+	case s.Has("SYN"):
 		return s.Flags
-	case hasFlag(s.Flags, "FIN") && n > 0:
+	case s.Has("FIN") && n > 0:
 		n--
 	}
 	if n == 0 {
@@ -458,23 +481,23 @@ func (t *teller) inTrouble(mono uint64) bool {
 // closing tells an orderly end.
 func (t *teller) closing(e *end, l *line) {
 	st := l.State
-	if l.MonoNS < t.begin && !t.all {
-		return
-	}
-	ends := e.abort == nil && e.closing != nil && orderly(e.closing.State.Old)
 	if st.New == "CLOSE" {
 		if l != e.closing || e.abort != nil {
 			return
 		}
 		s := t.step(KindClosed, e, l)
 		s.rank = 3
+		closed := t.endOf(e) + " closed"
+		if t.folds(e, entered(e, "FIN_WAIT1")) && t.closedFirst(e) {
+			closed += " first,"
+		}
 		switch st.Old {
 		case "LAST_ACK", "CLOSING":
-			s.Text = t.endOf(e) + " closed in order: FINs went both ways, and its own was acknowledged"
+			s.Text = closed + " in order: FINs went both ways, and its own was acknowledged"
 		case "FIN_WAIT2":
-			s.Text = t.endOf(e) + " closed in order: its FIN was acknowledged"
+			s.Text = closed + " in order: its FIN was acknowledged"
 		case "FIN_WAIT1":
-			s.Text = t.endOf(e) + " closed after its FIN; that it was acknowledged was not seen"
+			s.Text = closed + " after its FIN; that it was acknowledged was not seen"
 		default:
 			s.Text = fmt.Sprintf("%s went from %s to CLOSE, and no line says why", t.endOf(e), st.Old)
 			if l.s.summary == nil {
@@ -485,18 +508,27 @@ func (t *teller) closing(e *end, l *line) {
 		t.breaks = append(t.breaks, l.MonoNS)
 		return
 	}
-	// An end that closes within a second tells so once.
-	if ends && e.closed-l.MonoNS < quickNS && !t.all {
+	if t.folds(e, l) {
 		return
 	}
 	var text string
 	switch st.New {
 	case "FIN_WAIT1":
-		text = fmt.Sprintf("%s was closed for sending by its process: a FIN follows what it has to send", t.endOf(e))
+		first := ""
+		if t.closedFirst(e) {
+			first = " first"
+		}
+		text = fmt.Sprintf("%s was closed%s, at least for sending, by its process: a FIN follows what it has to send", t.endOf(e), first)
 	case "CLOSE_WAIT":
 		text = fmt.Sprintf("the peer's FIN arrived at %s", t.endOf(e))
 	case "LAST_ACK":
 		text = fmt.Sprintf("%s was closed by its process too", t.endOf(e))
+		switch fin := entered(e, "CLOSE_WAIT"); {
+		case fin == nil:
+			text = fmt.Sprintf("%s was closed by its process, after the peer's FIN", t.endOf(e))
+		default:
+			text += fmt.Sprintf(", %s after the peer's FIN", span(l.MonoNS-fin.MonoNS))
+		}
 	case "CLOSING":
 		text = fmt.Sprintf("the peer's FIN arrived at %s, whose own is not acknowledged yet", t.endOf(e))
 	default:
@@ -506,9 +538,50 @@ func (t *teller) closing(e *end, l *line) {
 	s.Text = text
 	if l.TCP != nil && (l.TCP.UnackedBytes > 0 || l.TCP.UnsentBytes > 0) && st.New != "CLOSE_WAIT" {
 		s.Outstanding = outstanding(l.TCP)
-		s.Text += fmt.Sprintf("; %s not acknowledged, %s not sent", byteCount(l.TCP.UnackedBytes), byteCount(l.TCP.UnsentBytes))
+		var has []string
+		if l.TCP.UnackedBytes > 0 {
+			has = append(has, amount(l.TCP, l.TCP.State)+" not acknowledged")
+		}
+		if l.TCP.UnsentBytes > 0 {
+			has = append(has, unsent(l.TCP, l.TCP.State)+" not sent")
+		}
+		s.Text += ", with " + strings.Join(has, " and ") + " yet"
 	}
 	t.add(s)
+}
+
+// folds reports whether a state on the way to an orderly end is not told: where
+// both ends close within a second, that is told once of each.
+func (t *teller) folds(e *end, l *line) bool {
+	return l != nil && closes(e) && (e.peer == nil || closes(e.peer)) && e.closed-l.MonoNS < quickNS && !t.all
+}
+
+// closes reports whether an end closed in order.
+func closes(e *end) bool {
+	return e.abort == nil && e.closing != nil && orderly(e.closing.State.Old)
+}
+
+// entered finds where an end entered a state.
+func entered(e *end, state string) *line {
+	for _, l := range e.lines {
+		if l.State != nil && l.State.New == state {
+			return l
+		}
+	}
+	return nil
+}
+
+// closedFirst reports whether the other end is known to have sent no FIN before
+// this one did.
+func (t *teller) closedFirst(e *end) bool {
+	fin := entered(e, "FIN_WAIT1")
+	if fin == nil || e.peer == nil || e.peer.noSocket {
+		return false
+	}
+	if own := entered(e.peer, "FIN_WAIT1"); own != nil {
+		return fin.MonoNS < own.MonoNS
+	}
+	return entered(e.peer, "CLOSE_WAIT") != nil || t.watched(e.peer, fin.MonoNS) && e.peer.isOpen(fin.MonoNS)
 }
 
 func outstanding(t *events.TCP) *Outstanding {
@@ -541,7 +614,7 @@ func (t *teller) aborted(e *end, l *line) {
 	a := *l.Abort
 	first := e.peer != nil && !e.peer.noSocket && e.peer.isOpen(l.MonoNS) && (e.peer.gone == nil || e.peer.gone.MonoNS > l.MonoNS) && a.By != "peer"
 	s.Ended = &Ended{Abort: a, First: first, PeerReceived: -1}
-	s.Text = t.endOf(e) + " " + abortWords(l, first)
+	s.Text = t.endOf(e) + " " + abortWords(l, first, t.probesLeft(e, l))
 	for _, x := range e.lines {
 		if x.Error != nil && x.Error.Errno != 0 && t.nearAbort(e, x) {
 			s.Ended.Reported = x.Error.Name
@@ -556,10 +629,11 @@ func (t *teller) aborted(e *end, l *line) {
 	}
 	switch {
 	case rst != nil && a.By == "peer":
-		if a.Cause == "refused" {
+		from := t.origin(e, rst, &s)
+		if a.Cause == "refused" && from != "" {
 			s.Text += ","
 		}
-		s.Text += t.origin(e, rst, &s)
+		s.Text += from
 	case rst != nil:
 		s.Text += "; it sent a RST" + reasonWords(rst)
 	}
@@ -567,13 +641,40 @@ func (t *teller) aborted(e *end, l *line) {
 		s.Ended.Outstanding = outstanding(l.TCP)
 		s.Text += t.left(e, l, s.Ended)
 	}
-	if s.Ended.Reported != "" && !a.Facts.User {
+	if s.Ended.Reported != "" && !ownDoing(&a) {
 		s.Text += fmt.Sprintf("; its process is told %s", s.Ended.Reported)
 	}
 	t.add(s)
 	if first {
 		t.unaware(e, l, rst, s.Ended.Reset)
 	}
+}
+
+// ownDoing reports whether the process ended the connection itself: the error
+// is left in the socket then, and nobody waits for it.
+func ownDoing(a *events.Abort) bool {
+	switch a.Cause {
+	case "close-with-unread-data", "linger-zero", "disconnected", "connect-cancelled", "listener-closed":
+		return true
+	}
+	return false
+}
+
+// probesLeft is how many probes of a shut window were seen to leave since an
+// end last heard something new; -1 if that cannot be seen.
+func (t *teller) probesLeft(e *end, l *line) (n int) {
+	if l.TCP == nil || l.TCP.ProbesOut == 0 || !l.s.edgeSeen() || !l.s.whole(e.born, l.MonoNS) {
+		return -1
+	}
+	for _, p := range e.lines {
+		if p.Probe != nil && p.Probe.Direction == "sent" && p.Probe.Kind == "zero-window" && p.MonoNS <= l.MonoNS {
+			if p.Probe.Number == 1 {
+				n = 0
+			}
+			n++
+		}
+	}
+	return min(n, int(l.TCP.ProbesOut))
 }
 
 // left says what an end leaves behind.
@@ -597,11 +698,14 @@ func (t *teller) left(e *end, l *line, ended *Ended) string {
 			}
 		}
 	}
-	if tcp.UnsentBytes > 0 && l.Abort.State != "SYN_SENT" {
-		text += fmt.Sprintf("; %s %s never sent", byteCount(tcp.UnsentBytes), were(uint64(tcp.UnsentBytes)))
+	told := tcp.UnackedBytes == 0 && l.Abort.By == "local" && (l.Abort.Cause == "user-timeout" || l.Abort.Cause == "retries-exhausted")
+	if tcp.UnsentBytes > 0 && l.Abort.State != "SYN_SENT" && !told {
+		what := unsent(tcp, l.Abort.State)
+		text += fmt.Sprintf("; %s %s never sent", what, wasOrWere(what))
 	}
-	if n := tcp.UnreadBytes; n > 0 && l.Abort.Cause != "close-with-unread-data" {
-		text += fmt.Sprintf("; %s it had received %s not read yet", byteCount(n), were(uint64(n)))
+	if tcp.UnreadBytes > 0 && l.Abort.Cause != "close-with-unread-data" {
+		what := unread(tcp, l.Abort.State)
+		text += fmt.Sprintf("; %s it had received %s not read yet", what, wasOrWere(what))
 	}
 	return text
 }
@@ -621,6 +725,54 @@ func (t *teller) peerHas(e *end, l *line) (n uint32, ok bool) {
 		return 0, false
 	}
 	return uint32(max(int32(last.TCP.RcvNxt-l.TCP.SndUna), 0)), true
+}
+
+// resent are the counters that know of retransmissions.
+var resent = []string{
+	"RetransSegs", "TCPSynRetrans", "TCPTimeouts", "TCPLossProbes", "TCPFastRetrans", "TCPSlowStartRetrans", "TCPRetransFail",
+}
+
+// counted reports whether every retransmission of an end is there, as far as
+// its sessions know: none that the kernel counted is missing, and no record was
+// lost.
+func counted(e *end) bool {
+	for _, s := range e.sessions {
+		if len(s.file.damage) > 0 || len(s.lostIn(e.born, e.until())) > 0 {
+			return false
+		}
+		if s.summary == nil {
+			continue
+		}
+		for i := range s.summary.Namespaces {
+			n := &s.summary.Namespaces[i]
+			if !n.Is(e.netns) {
+				continue
+			}
+			for _, c := range n.Ledger.Lines {
+				if c.Result == "incomplete" && c.Difference > 0 && slices.Contains(resent, c.Counter) {
+					return false
+				}
+			}
+		}
+	}
+	return true
+}
+
+// bySeen qualifies how many retransmissions there were, or which one it was,
+// where one may be missing.
+func bySeen(e *end) string {
+	if counted(e) {
+		return ""
+	}
+	return ", by what was seen"
+}
+
+// within closes a qualification in the middle of a sentence.
+func within(s string) string {
+	if s == "" {
+		return ""
+	}
+	return s + ","
 }
 
 // lossless reports whether nothing of the story can be missing.
@@ -665,7 +817,7 @@ func reasonWords(l *line) string {
 // guess says what a RST of unknown origin looks like.
 func (t *teller) guess(e *end, rst *line, s *Step) string {
 	g := rst.Reset.Segment
-	if g == nil || hasFlag(g.Flags, "ACK") || rst.TCP == nil || g.SeqStart != rst.TCP.RcvNxt {
+	if g == nil || g.Has("ACK") || rst.TCP == nil || g.SeqStart != rst.TCP.RcvNxt {
 		return ""
 	}
 	// A kernel without the connection answers a segment with a RST that has no
@@ -684,7 +836,7 @@ func (t *teller) guess(e *end, rst *line, s *Step) string {
 	if last.MonoNS < rst.MonoNS {
 		apart = rst.MonoNS - last.MonoNS
 	}
-	return fmt.Sprintf(" %s after its %s retransmission (inferred: in answer to that, from where the connection was not known any more)", span(apart), ordinal(last.Retransmit.Attempt))
+	return fmt.Sprintf(" %s after its %s retransmission%s (inferred: in answer to that, from where the connection was not known any more)", span(apart), ordinal(last.Retransmit.Attempt), bySeen(e))
 }
 
 // ownReset tells a RST that did not end the end.

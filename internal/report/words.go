@@ -43,6 +43,9 @@ func at(ns, zero uint64) string {
 		sign, d = "-", zero-ns
 	}
 	ms := d / 1e6
+	if ms == 0 {
+		sign = "+" // less than what is printed apart
+	}
 	return fmt.Sprintf("%s%d.%03d s", sign, ms/1000, ms%1000)
 }
 
@@ -54,13 +57,6 @@ func count(n uint64, one, many string) string {
 }
 
 func byteCount(n uint32) string { return count(uint64(n), "byte", "bytes") }
-
-func were(n uint64) string {
-	if n == 1 {
-		return "was"
-	}
-	return "were"
-}
 
 func ordinal(n uint32) string {
 	suffix := "th"
@@ -114,24 +110,48 @@ func finSent(t *events.TCP, state string) bool {
 // FIN among them.
 func amount(t *events.TCP, state string) string {
 	n := t.UnackedBytes
-	var what []string
 	if state == "SYN_SENT" || state == "SYN_RECV" {
 		if n == 1 {
 			return "the SYN"
 		}
 		return "the SYN and " + byteCount(n-1)
 	}
-	fin := finSent(t, state) && n > 0
-	if fin {
-		n--
+	return withFIN(n, finSent(t, state))
+}
+
+// withFIN names n sequence numbers, the last of which may be a FIN.
+func withFIN(n uint32, fin bool) string {
+	switch {
+	case !fin || n == 0:
+		return byteCount(n)
+	case n == 1:
+		return "the FIN"
 	}
-	if n > 0 {
-		what = append(what, byteCount(n))
+	return byteCount(n-1) + " and the FIN"
+}
+
+// unsent says what waits to be sent: once a FIN does, it is the last.
+func unsent(t *events.TCP, state string) string {
+	switch state {
+	case "FIN_WAIT1", "CLOSING", "LAST_ACK":
+		return withFIN(t.UnsentBytes, true)
 	}
-	if fin {
-		what = append(what, "the FIN")
+	return byteCount(t.UnsentBytes)
+}
+
+// unread says what was received and not read: the kernel counts the peer's FIN
+// until the process has read up to it.
+func unread(t *events.TCP, state string) string {
+	switch state {
+	case "CLOSE_WAIT", "CLOSING", "LAST_ACK":
+		return withFIN(t.UnreadBytes, true)
 	}
-	return strings.Join(what, " and ")
+	return byteCount(t.UnreadBytes)
+}
+
+// acked says what an acknowledgement covers that was sent before l.
+func acked(l *line, n uint32) string {
+	return withFIN(n, l.TCP != nil && finSent(l.TCP, l.TCP.State) && l.Recovered.Ack == l.TCP.SndNxt)
 }
 
 // plural reports whether amount is more than one thing.
@@ -146,9 +166,35 @@ func wasOrWere(s string) string {
 	return "was"
 }
 
+// stuck reports whether what an end has to send did not leave its host: nothing
+// is in flight, though the peer's window has room. A window may be too small
+// for a segment, and is probed then.
+func stuck(t *events.TCP, probes int) bool {
+	return t.UnackedBytes == 0 && t.UnsentBytes > 0 && (t.SndWnd >= t.UnsentBytes || t.SndWnd > 0 && probes == 0)
+}
+
+func stuckWords(t *events.TCP) string {
+	return fmt.Sprintf("not leave its host, though the peer's window was open (%s): %s", byteCount(t.SndWnd), count(uint64(t.ProbesOut), "try of the probe timer", "tries of the probe timer"))
+}
+
+// probed says what became of the probes of a window.
+func probed(t *events.TCP, probes int, allowed string) string {
+	n := count(uint64(t.ProbesOut), "window probe", "window probes") + allowed
+	switch {
+	case probes == 0 && t.ProbesOut == 1:
+		return n + " was not seen to leave its host"
+	case probes == 0:
+		return "none of " + n + " was seen to leave its host"
+	case t.ProbesOut == 1:
+		return n + " was not answered"
+	}
+	return n + " were not answered"
+}
+
 // abortWords says why an end ended, as the rest of a sentence that begins with
-// the end. first says that the other end was still there.
-func abortWords(l *line, first bool) string {
+// the end. first says that the other end was still there; probes is how many of
+// its probes of a shut window were seen to leave at last; -1: not known.
+func abortWords(l *line, first bool, probes int) string {
 	a, t := l.Abort, l.TCP
 	gaveUp := "gave up"
 	if first {
@@ -176,8 +222,12 @@ func abortWords(l *line, first bool) string {
 		switch {
 		case t.UnackedBytes > 0:
 			s += amount(t, a.State) + " not acknowledged"
+		case stuck(t, probes):
+			s += unsent(t, a.State) + " that did " + stuckWords(t) + " failed"
+		case t.UnsentBytes > 0 && t.SndWnd == 0:
+			s += unsent(t, a.State) + " to send, the peer's window shut: " + probed(t, probes, "")
 		case t.UnsentBytes > 0:
-			s += fmt.Sprintf("%s to send, the peer's window shut, and %s not answered", byteCount(t.UnsentBytes), count(uint64(t.ProbesOut), "window probe", "window probes"))
+			s += fmt.Sprintf("%s to send, the peer's window %s: %s", unsent(t, a.State), byteCount(t.SndWnd), probed(t, probes, ""))
 		default:
 			s += "no answer"
 		}
@@ -187,8 +237,10 @@ func abortWords(l *line, first bool) string {
 		switch {
 		case t == nil:
 			return s + "it had tried as often as its sysctls allow"
+		case stuck(t, probes):
+			return s + unsent(t, a.State) + " did " + stuckWords(t) + ", as many as its settings allow, failed"
 		case t.UnackedBytes == 0 && t.UnsentBytes > 0:
-			s += count(uint64(t.ProbesOut), "window probe", "window probes")
+			return s + probed(t, probes, ", as many as its settings allow,")
 		case a.State == "SYN_SENT":
 			s += fmt.Sprintf("its SYN and %s", count(uint64(t.Retransmits), "retransmission of it", "retransmissions of it"))
 		default:
@@ -215,7 +267,7 @@ func abortWords(l *line, first bool) string {
 			return "ended because data arrived after its process had closed it"
 		}
 		if t != nil {
-			return "was closed by its process with " + byteCount(t.UnreadBytes) + " unread"
+			return "was closed by its process with " + unread(t, a.State) + " unread"
 		}
 		return "was closed by its process with data unread"
 	case "linger-zero":
@@ -262,6 +314,12 @@ func targetWords(t *events.Target, name string) string {
 			s += "; nothing was seen of it for " + span(t.BlindNS)
 		}
 		return s
+	case "renamed":
+		if t.Formerly != nil {
+			return t.Formerly.Name + " was no longer there" + detail + "; its namespace was watched on as " + name
+		}
+	case "alias-gone":
+		return t.Alias + ", another name of " + name + ", was no longer there" + detail
 	case "waiting":
 		return name + " does not exist" + detail
 	case "paused", "unpaused":
