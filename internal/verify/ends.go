@@ -12,7 +12,7 @@ import (
 
 const (
 	maxSnaps  = 256 // of one end; then every second is dropped
-	maxResets = 64  // of one pair of addresses
+	maxResets = 256 // without a socket, of one pair of addresses
 	maxPairs  = 1 << 20
 
 	// How long after one end something must hold at the other: hooks stamp a
@@ -30,14 +30,18 @@ type ways struct{ local, remote netip.AddrPort }
 func (w ways) mirrored() ways { return ways{w.remote, w.local} }
 
 type loneKey struct {
-	ns *namespace
+	boot string
 	ways
 }
 
-// ends are the ends of all connections, by their addresses.
-type ends struct{ by map[ways][]*end }
+// ends are the ends of all connections, by their addresses, and the resets that
+// no end of one sent or took.
+type ends struct {
+	by   map[ways][]*end
+	lone map[loneKey][]resetSeen
+}
 
-func newEnds() *ends { return &ends{by: make(map[ways][]*end)} }
+func newEnds() *ends { return &ends{make(map[ways][]*end), make(map[loneKey][]resetSeen)} }
 
 // end is one end of one connection.
 type end struct {
@@ -63,14 +67,31 @@ type snap struct {
 
 // resetSeen is a reset line.
 type resetSeen struct {
+	ns       *namespace
 	mono     uint64
 	line     int
 	seq      uint64
 	received bool
+	reset    *events.Reset
 }
 
 func (s *session) resetSeen(e *events.Event) resetSeen {
-	return resetSeen{e.MonoNS, s.out.LastLine, e.Seq, e.Reset.Direction == "received"}
+	return resetSeen{s.namespaces[*e.Netns], e.MonoNS, s.out.LastLine, e.Seq, e.Reset.Direction == "received", e.Reset}
+}
+
+// meets reports whether one of two lines is of a reset that was sent, the other
+// of the same one when it arrived. Where only their times say so, both must be
+// of the namespaces of one connection.
+func (r *resetSeen) meets(o *resetSeen, peer *namespace) bool {
+	if o.received == r.received || o.mono > r.mono+resetSlack || r.mono > o.mono+resetSlack {
+		return false
+	}
+	sent, received := r.reset, o.reset
+	if r.received {
+		sent, received = received, sent
+	}
+	same, known := events.SameReset(sent, received)
+	return same && (known || o.ns == peer)
 }
 
 // snap keeps how far a socket got, for the other end.
@@ -269,14 +290,11 @@ func (v *verifier) oneWay(w ways, a, b *end) {
 // and that each it sent was received. Both can fail without anything being
 // wrong: something between them may send a reset, or lose one.
 func (v *verifier) resets(w ways, a, b *end) {
-	other := slices.Concat(b.resets, b.s.lone[loneKey{b.ns, w.mirrored()}])
-	for _, r := range a.resets {
-		i := slices.IndexFunc(other, func(o resetSeen) bool {
-			return o.received != r.received && o.mono <= r.mono+resetSlack && r.mono <= o.mono+resetSlack
-		})
+	for i := range a.resets {
+		r := &a.resets[i]
 		watched := r.mono <= b.s.latest && (b.ns.gone == 0 || r.mono <= b.ns.gone)
 		switch {
-		case i >= 0:
+		case v.met(w, a, b, r):
 			if r.received {
 				v.report.Ends.Resets++
 			}
@@ -295,4 +313,18 @@ func (v *verifier) resets(w ways, a, b *end) {
 				w.local, w.remote, b.s.file())
 		}
 	}
+}
+
+// met reports whether a reset of a was seen at the other side too: at b, where
+// no socket had it any more, or in what took the place of b, such as its
+// container once that was started again.
+func (v *verifier) met(w ways, a, b *end, r *resetSeen) bool {
+	meets := func(o resetSeen) bool { return r.meets(&o, b.ns) }
+	boot, m := a.s.header.BootID, w.mirrored()
+	if slices.ContainsFunc(b.resets, meets) || slices.ContainsFunc(v.ends.lone[loneKey{boot, m}], meets) {
+		return true
+	}
+	return slices.ContainsFunc(v.ends.by[m], func(o *end) bool {
+		return o != b && o.s.header.BootID == boot && slices.ContainsFunc(o.resets, meets)
+	})
 }

@@ -96,7 +96,7 @@ type File struct {
 type Ends struct {
 	Connections uint64 `json:"connections"` // whose ends were matched
 	Compared    uint64 `json:"compared"`    // snapshots of one end held against the other
-	Resets      uint64 `json:"resets"`      // that one end sent and the other received
+	Resets      uint64 `json:"resets"`      // that one end received, and were seen to be sent
 	Unmatched   uint64 `json:"unmatched"`   // pairs with mirrored addresses that are not one connection
 }
 

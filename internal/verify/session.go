@@ -57,8 +57,7 @@ type session struct {
 	clock      clock
 	namespaces map[events.Netns]*namespace
 	socks      map[sockKey]*sock
-	lone       map[loneKey][]resetSeen // resets that no socket sent or took
-	expect     *closing                // the next line has to be its abort
+	expect     *closing // the next line has to be its abort
 	before     lineBefore
 	open       []*end
 
@@ -91,7 +90,7 @@ type lineBefore struct {
 func newSession(f *fileCheck, e *events.Event, line int, sum *events.Summary) *session {
 	s := &session{
 		f: f, nth: len(f.out.Sessions) + 1, header: e.Session, want: 1,
-		namespaces: make(map[events.Netns]*namespace), socks: make(map[sockKey]*sock), lone: make(map[loneKey][]resetSeen),
+		namespaces: make(map[events.Netns]*namespace), socks: make(map[sockKey]*sock),
 		kept: make(map[like]int),
 	}
 	s.first = events.Event{Seq: e.Seq, Type: e.Type, MonoNS: e.MonoNS, Time: e.Time}
@@ -237,6 +236,12 @@ func (s *session) where(e *events.Event) {
 		return
 	}
 	n := s.namespaces[*e.Netns]
+	if t := e.Target; n == nil && t != nil && t.Formerly != nil && s.namespaces[*t.Formerly] != nil {
+		// It goes on under another name.
+		n = s.namespaces[*t.Formerly]
+		n.netns = *e.Netns
+		s.namespaces[n.netns] = n
+	}
 	if n == nil {
 		n = &namespace{netns: *e.Netns, events: make(map[string]uint64)}
 		s.namespaces[n.netns] = n

@@ -2,7 +2,6 @@ package verify
 
 import (
 	"hash/maphash"
-	"strings"
 
 	"github.com/sockwatch/sockwatch/internal/events"
 )
@@ -153,26 +152,17 @@ func (s *session) byItself(e *events.Event) {
 	case e.Arrival != nil:
 		a := e.Arrival
 		n := a.Segment.SeqEnd - a.Segment.SeqStart
-		if hasFlag(a.Segment.Flags, "FIN") {
+		if a.Segment.Has("FIN") {
 			n--
 		}
 		if a.Bytes != n {
 			s.contradicts(CheckSockets, e, "arrival.bytes is %d, its segment has %d", a.Bytes, n)
 		}
 	case e.Reset != nil:
-		if g := e.Reset.Segment; g != nil && !hasFlag(g.Flags, "RST") {
+		if g := e.Reset.Segment; g != nil && !g.Has("RST") {
 			s.contradicts(CheckSockets, e, "the segment of the reset is none: its flags are %q", g.Flags)
 		}
 	}
-}
-
-func hasFlag(flags, flag string) bool {
-	for name := range strings.SplitSeq(flags, ",") {
-		if name == flag {
-			return true
-		}
-	}
-	return false
 }
 
 // identity: a socket keeps its addresses from when it has them until it
@@ -287,6 +277,8 @@ func (s *session) resetLine(k *sock, e *events.Event) {
 	}
 	if k.end != nil {
 		k.end.resets = append(k.end.resets, s.resetSeen(e))
+	} else {
+		s.loneReset(e) // it is no end yet: it connects
 	}
 }
 
@@ -299,9 +291,16 @@ func (s *session) withoutSocket(e *events.Event) {
 	if e.Reset.Socket && e.Reset.Direction == "received" {
 		s.anonymous = true
 	}
-	key := loneKey{s.namespaces[*e.Netns], ways{e.Sock.Local, e.Sock.Remote}}
-	if list := s.lone[key]; len(list) < maxResets {
-		s.lone[key] = append(list, s.resetSeen(e))
+	s.loneReset(e)
+}
+
+func (s *session) loneReset(e *events.Event) {
+	if s.header == nil || s.header.BootID == "" {
+		return
+	}
+	key := loneKey{s.header.BootID, ways{e.Sock.Local, e.Sock.Remote}}
+	if list := s.f.v.ends.lone[key]; len(list) < maxResets {
+		s.f.v.ends.lone[key] = append(list, s.resetSeen(e))
 	}
 }
 

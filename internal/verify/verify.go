@@ -45,9 +45,12 @@ func (e *VersionError) Error() string {
 	return fmt.Sprintf("its format is %q, this sockwatch knows %s", e.Version, events.SchemaVersion)
 }
 
+// ErrNoEvidence is a file in which no line is an event: no sockwatch wrote it.
+var ErrNoEvidence = errors.New("no evidence in it: none of its lines is an event")
+
 // Files verifies files, each by itself and all together. An error is a file
-// that could not be read or whose format is not known; what is wrong with the
-// evidence is in the report.
+// that could not be read, whose format is not known, or that is no evidence
+// ([ErrNoEvidence]); what is wrong with the evidence is in the report.
 func Files(sources []Source, opt Options) (*Report, error) {
 	schema, err := newValidator()
 	if err != nil {
@@ -156,6 +159,9 @@ func (f *fileCheck) run(r *evidence.Reader) error {
 		var bad *evidence.LineError
 		switch {
 		case errors.Is(err, io.EOF):
+			if f.foreign(r, evs) {
+				return ErrNoEvidence
+			}
 			f.over(r, evs)
 			return nil
 		case errors.As(err, &bad):
@@ -165,6 +171,9 @@ func (f *fileCheck) run(r *evidence.Reader) error {
 			}
 			continue
 		case errors.Is(err, evidence.ErrLongLine):
+			if evs == 0 {
+				return ErrNoEvidence
+			}
 			f.out.Lines++
 			f.find(Contradiction, CheckSchema, f.out.Lines, 0, "the line is %v", evidence.ErrLongLine)
 			f.over(r, evs)
@@ -188,11 +197,24 @@ func (f *fileCheck) over(r *evidence.Reader, evs int) {
 	switch {
 	case f.cur != nil:
 		f.cur.over()
-	case r.Cut() || f.out.Lines == 0:
-		f.find(Incomplete, CheckNumbering, 0, 0, "there is no whole line in it: it proves nothing")
 	case evs == 0:
-		f.find(Contradiction, CheckNumbering, 0, 0, "no line of it is an event: it is not evidence of sockwatch")
+		f.find(Incomplete, CheckNumbering, 0, 0, "there is no whole line in it: it proves nothing")
 	}
+}
+
+// foreign reports whether the file, which was read, is something else than
+// evidence. An empty one, or one that breaks off in its first line, may be
+// evidence that was cut short.
+func (f *fileCheck) foreign(r *evidence.Reader, evs int) bool {
+	switch {
+	case evs > 0 || f.out.Lines == 0:
+		return false
+	case f.out.Lines == 1 && r.Cut():
+		begin := []byte(`{"seq":1,"type":"session",`)
+		n := min(len(begin), len(r.Bytes()))
+		return !bytes.Equal(r.Bytes()[:n], begin[:n])
+	}
+	return true
 }
 
 // line takes the next event.
