@@ -30,7 +30,7 @@ type Session struct {
 // forced in two namespaces of its own, under the programs of this session.
 type SelfTest struct {
 	Passed     bool     `json:"passed" jsonschema_description:"Whether all that was forced was seen, and the kernel's counters agreed."`
-	Runs       int      `json:"runs" jsonschema_description:"Which run this is of; a kernel that runs no tracing programs over process 1 may take more than one."`
+	Runs       int      `json:"runs" jsonschema_description:"How often it was run; three times at most, since kernels that run no tracing programs over process 1 may hide something once."`
 	DurationNS uint64   `json:"duration_ns" jsonschema_description:"How long the last run took, nanoseconds."`
 	Seen       []string `json:"seen" jsonschema_description:"What was forced and seen."`
 	Missing    []string `json:"missing" jsonschema_description:"What was not, with how often it happened and was seen; empty when passed."`
