@@ -125,7 +125,7 @@ int inet_sock_set_state(__u64 *ctx)
 		via = VIA_LISTEN;
 	else if (newstate == TCP_FIN_WAIT1 || newstate == TCP_LAST_ACK || newstate == TCP_CLOSE)
 		via = VIA_CLOSE;
-	n = learn(sk, via, via == VIA_CONNECT || via == VIA_LISTEN);
+	n = learn(sk, via);
 	r = reserve(PROG_SET_STATE, KIND_STATE);
 	if (!r)
 		return 0;
@@ -285,7 +285,7 @@ int tcp_destroy_sock(__u64 *ctx)
 
 /*
  * A process reads: the first hook in process context on an accepted socket.
- * Recorded once per socket.
+ * Recorded when it is not who used the socket before.
  */
 SEC("tp_btf/tcp_rcv_space_adjust")
 int tcp_rcv_space_adjust(__u64 *ctx)
@@ -297,11 +297,11 @@ int tcp_rcv_space_adjust(__u64 *ctx)
 	if (!may_watch(sk->__sk_common.skc_net.net->ns.inum))
 		return 0;
 	n = note_of(sk);
-	if ((n && n->pid) || !watches_sock(sk))
+	if ((n && n->pid == current_pid()) || !in_user(sk) || !watches_sock(sk))
 		return 0;
 	make_cookie(sk);
-	n = learn(sk, VIA_RECV, false);
-	if (!n || !n->pid)
+	n = learn(sk, VIA_RECV);
+	if (!n)
 		return 0;
 	r = reserve(PROG_RCV_SPACE_ADJUST, KIND_OWNER);
 	if (!r)

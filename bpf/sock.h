@@ -296,18 +296,27 @@ static __always_inline bool in_user(const struct sock *sk)
 	return true;
 }
 
-/* Notes the running task as the socket's owner, if it is one; returns the note. */
-static __always_inline struct note *learn(struct sock *sk, __u8 via, bool replace)
+static __always_inline __u32 current_pid(void)
+{
+	return bpf_get_current_pid_tgid() >> 32;
+}
+
+/*
+ * Notes the running task as the socket's owner, if it is using the socket;
+ * returns the note. A socket that was handed on belongs to whoever used it last.
+ */
+static __always_inline struct note *learn(struct sock *sk, __u8 via)
 {
 	struct note *n = note_of(sk);
 
-	if ((n && n->pid && !replace) || !in_user(sk))
+	if (!in_user(sk) ||
+	    (n && n->pid == current_pid() && via != VIA_CONNECT && via != VIA_LISTEN))
 		return n;
 	if (!n)
 		n = make_note(sk);
 	if (!n)
 		return NULL;
-	n->pid = bpf_get_current_pid_tgid() >> 32;
+	n->pid = current_pid();
 	n->via = via;
 	bpf_get_current_comm(n->comm, sizeof(n->comm));
 	return n;
