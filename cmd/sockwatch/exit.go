@@ -112,6 +112,8 @@ func classify(err error) (status int, hint string) {
 	case isSelfTest(err):
 		return exitMachine, "what is not seen here is not seen in the targets either; sockwatch doctor says what is attached"
 
+	case errors.Is(err, unix.EMFILE):
+		return exitMachine, "raise the limit: ulimit -n 4096"
 	case errors.Is(err, loader.ErrNoBTF), errors.Is(err, loader.ErrRefused), errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
 		return exitMachine, "sockwatch doctor says what this machine allows"
 	case errors.Is(err, context.Canceled):

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
+	"golang.org/x/sys/unix"
 
 	"github.com/sockwatch/sockwatch/bpf"
 	"github.com/sockwatch/sockwatch/internal/events"
@@ -27,18 +28,19 @@ type Config struct {
 	Targets          []target.Spec
 	SelfTest         bool               // before anything is watched; a failure ends the session
 	Wait             bool               // wait for targets that do not exist yet
-	Duration         time.Duration      // once everything is attached; 0: until the context ends
+	Duration         time.Duration      // once every target is attached; 0: until the context ends
 	ArrivalThreshold time.Duration      // silence that makes data an arrival
 	RingBytes        uint64             // 0: loader.DefaultRingBytes
 	IO               bool               // io events: what applications write and read
 	Segments         bool               // segment events: every segment at the edge
 	Wire             string             // loader.MethodNetfilter or MethodPacket; empty: the best there is
 	Sinks            []sink.Sink        // each gets every event; the caller closes them
-	ReadyFile        string             // created when everything is attached
+	ReadyFile        string             // created when every target is attached
 	ControlDir       string             // where to listen for marks; empty: not at all
 	Marks            <-chan MarkRequest // from this process, which closes it after Run; nil: none
 	Notice           func(string)       // lines for people
-	OnReady          func() error       // called once everything is attached
+	OnStart          func() error       // called once everything is attached that is there
+	OnReady          func() error       // called once every target is attached
 	Version, Commit  string
 	Command          []string
 
@@ -89,6 +91,14 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	if cfg.ArrivalThreshold == 0 {
 		cfg.ArrivalThreshold = DefaultArrivalThreshold
 	}
+	// Twice the same target is one.
+	var targets []target.Spec
+	for _, t := range cfg.Targets {
+		if !slices.Contains(targets, t) {
+			targets = append(targets, t)
+		}
+	}
+	cfg.Targets = targets
 	return newSession(cfg).run(ctx)
 }
 
@@ -99,6 +109,7 @@ func newSession(cfg Config) *session {
 		readied: make(chan struct{}),
 		watch:   make(map[uint32]*watched),
 		gone:    make(map[string]uint64),
+		absent:  make(map[string]bool),
 		events:  make(map[string]uint64),
 	}
 }
@@ -118,6 +129,7 @@ type session struct {
 	closing []*watched          // not watched any more, records may still be in the ring
 	final   int                 // targets that cannot come back
 	gone    map[string]uint64   // when the last generation of a name ended
+	absent  map[string]bool     // targets that are not attached, and may come
 
 	startNS     uint64
 	lastClockNS uint64
@@ -128,7 +140,9 @@ type session struct {
 	events      map[string]uint64
 	finished    []events.NamespaceCounts
 	cannotShow  []string
-	ready       bool
+	foreignPIDs string              // blind spot, if /proc is not of the kernel's own pid namespace
+	started     bool                // every target has been looked for
+	ready       bool                // and been found
 	readied     chan struct{}       // closed when ready
 	divert      func(*events.Event) // takes what would be written
 	stop        string              // reason, once the end has been asked for
@@ -136,9 +150,13 @@ type session struct {
 }
 
 type watched struct {
-	ns     *target.Namespace
-	netns  events.Netns
-	w      *loader.Watch
+	ns        *target.Namespace
+	netns     events.Netns
+	formerly  []events.Netns // what it was named before
+	container string         // of the target that names it
+	aliases   []string       // the other targets that name it
+	w         *loader.Watch
+
 	events map[string]uint64
 	why    target.Change
 	until  uint64 // records read when its last is in
@@ -206,9 +224,15 @@ func (s *session) begin() (pair evidence.Pair, first events.Clock, err error) {
 		return pair, first, err
 	}
 	// Four links, an open namespace and a pidfd for each target, twice that in a restart.
-	if _, err := evidence.RaiseLimits(uint64(256 + 12*len(s.cfg.Targets))); err != nil {
+	limits, err := evidence.RaiseLimits(uint64(256 + 12*len(s.cfg.Targets)))
+	if err != nil {
 		return pair, first, err
 	}
+	// With fewer, features of the kernel would seem to be missing.
+	if need := uint64(100 + 6*len(s.cfg.Targets)); limits.Files < need {
+		return pair, first, fmt.Errorf("%w: the limit is %d, and watching this takes up to %d", unix.EMFILE, limits.Files, need)
+	}
+	s.foreignPIDs = evidence.ForeignPIDs()
 	if s.clock, pair, first, err = evidence.NewClock(s.cfg.Clock); err != nil {
 		return pair, first, err
 	}
@@ -303,7 +327,7 @@ func (s *session) forwardMarks(ctx context.Context, marks <-chan MarkRequest) {
 }
 
 func (s *session) forwardTargets(ctx context.Context, w *target.Watcher) {
-	initial := len(s.cfg.Targets) // each is heard of once at the start
+	initial := len(s.cfg.Targets) // each is heard of first, and once
 	for {
 		var batch []target.Change
 		select {
@@ -329,10 +353,9 @@ func (s *session) forwardTargets(ctx context.Context, w *target.Watcher) {
 			}
 		}
 		initial -= len(batch)
-		// The owners of sockets that exist are looked up once for all of them.
-		owners, _ := evidence.SocketOwners(ctx)
-		ready := initial <= 0
-		if !s.post(ctx, func() error { return s.changes(batch, owners, ready) }) {
+		owners := s.owners(ctx, batch)
+		started := initial <= 0
+		if !s.post(ctx, func() error { return s.changes(batch, owners, started) }) {
 			return
 		}
 	}
@@ -481,7 +504,7 @@ func (s *session) header(pair evidence.Pair, first events.Clock, tested *events.
 		Commit:     s.cfg.Commit,
 		Command:    s.cfg.Command,
 		PID:        os.Getpid(),
-		BlindSpots: s.obs.BlindSpots(),
+		BlindSpots: s.blindSpots(),
 		CannotShow: s.cannotShow,
 		ArrivalMs:  uint64(s.cfg.ArrivalThreshold / time.Millisecond),
 		RingBytes:  s.cfg.RingBytes,
@@ -511,6 +534,15 @@ func (s *session) header(pair evidence.Pair, first events.Clock, tested *events.
 		return err
 	}
 	return s.emitAt(pair.MonoNS, events.Event{Type: events.TypeClock, Clock: &first})
+}
+
+// blindSpots are those of the kernel and of where this process runs.
+func (s *session) blindSpots() []string {
+	spots := s.obs.BlindSpots()
+	if s.foreignPIDs != "" {
+		spots = append(spots, s.foreignPIDs)
+	}
+	return spots
 }
 
 func (s *session) clockPair() error {
@@ -633,7 +665,7 @@ func (s *session) summary(reason string) (events.Summary, error) {
 		Reason:     reason,
 		DurationNS: now - s.startNS,
 		Events:     s.events,
-		BlindSpots: s.obs.BlindSpots(),
+		BlindSpots: s.blindSpots(),
 		Namespaces: s.finished,
 		Kernel: events.Counts{
 			Produced:  loader.Sum(s.counts.Produced),
@@ -665,7 +697,7 @@ func (s *session) summary(reason string) (events.Summary, error) {
 	return sum, first(errs)
 }
 
-// announce says that everything is attached.
+// announce says that every target is attached.
 func (s *session) announce() error {
 	s.ready = true
 	close(s.readied)
@@ -676,16 +708,13 @@ func (s *session) announce() error {
 	}
 	names := make([]string, 0, len(s.watch))
 	for _, w := range s.watch {
-		names = append(names, w.netns.Name)
+		names = append(names, strings.Join(append([]string{w.netns.Name}, w.aliases...), " = "))
 	}
 	slices.Sort(names)
 	if len(names) > 5 {
 		names = append(names[:5], fmt.Sprintf("and %d more", len(names)-5))
 	}
 	line := fmt.Sprintf("ready: watching %s (namespaces: %d, sockets: %d)", strings.Join(names, ", "), len(s.watch), s.events[string(events.TypeInventory)])
-	if len(s.watch) == 0 {
-		line = "ready: waiting for the targets to appear"
-	}
 	s.cfg.Notice(line)
 	if s.cfg.ReadyFile != "" {
 		if err := os.WriteFile(s.cfg.ReadyFile, []byte(line+"\n"), 0o644); err != nil {
