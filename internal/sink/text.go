@@ -154,7 +154,7 @@ func (t *Text) what(e *events.Event) {
 	case e.Type == events.TypeRecovered && e.Recovered != nil:
 		t.recovered(e.Recovered)
 	case e.Type == events.TypeArrival && e.Arrival != nil:
-		t.sayf("arrival  %d bytes after %s of silence", e.Arrival.Bytes, ms(e.Arrival.SilenceMs))
+		t.sayf("arrival  %s after %s of silence", number(uint64(e.Arrival.Bytes), "byte"), ms(e.Arrival.SilenceMs))
 	case e.Type == events.TypeError && e.Error != nil:
 		t.sayf("error  %s reported to the application", e.Error.Name)
 	case e.Type == events.TypeDrop && e.Drop != nil:
@@ -170,7 +170,7 @@ func (t *Text) what(e *events.Event) {
 	case e.Type == events.TypeInventory && e.Inventory != nil:
 		t.say("inventory  existed before the trace")
 		if e.TCP != nil {
-			t.sayf("  %s  (unacked %d bytes, unread %d)", e.TCP.State, e.TCP.UnackedBytes, e.TCP.UnreadBytes)
+			t.sayf("  %s  (unacked %s, unread %d)", e.TCP.State, number(uint64(e.TCP.UnackedBytes), "byte"), e.TCP.UnreadBytes)
 		}
 	case e.Type == events.TypeTarget && e.Target != nil:
 		t.target(e.Target)
@@ -295,8 +295,29 @@ func (t *Text) abort(e *events.Event) {
 		t.sayf(" %s after the last ack", us(uint64(e.TCP.SinceLastAckUs)))
 	}
 	if e.TCP.UnackedBytes > 0 {
-		t.sayf(" (unacked %d bytes)", e.TCP.UnackedBytes)
+		t.sayf(" (unacked %s)", unacked(e.TCP, e.Abort.State))
 	}
+}
+
+// unacked names what was sent and not acknowledged: a SYN and a FIN take a
+// sequence number and are no byte.
+func unacked(t *events.TCP, state string) string {
+	n, what := t.UnackedBytes, ""
+	switch state {
+	case "SYN_SENT", "SYN_RECV":
+		n, what = n-1, "SYN"
+	case "FIN_WAIT1", "CLOSING", "LAST_ACK":
+		if t.SndNxt == t.WriteSeq {
+			n, what = n-1, "FIN"
+		}
+	}
+	switch {
+	case what == "":
+		return number(uint64(n), "byte")
+	case n == 0:
+		return what
+	}
+	return number(uint64(n), "byte") + " and " + what
 }
 
 func (t *Text) recovered(r *events.Recovered) {
@@ -365,8 +386,23 @@ func (t *Text) session(s *events.Session) {
 	}
 }
 
+// ended is what ended a session, where its name alone does not read as that.
+func ended(reason string) string {
+	switch reason {
+	case "duration":
+		return "ended by --duration"
+	case "targets-gone":
+		return "ended with its targets"
+	case "output-failed":
+		return "ended by its output"
+	case "self-test-failed":
+		return "ended by its self-test"
+	}
+	return reason
+}
+
 func (t *Text) summary(s *events.Summary) {
-	t.sayf("summary  %s after %s, %s: %s", s.Reason, ns(s.DurationNS), number(s.Lines, "line"), counts(s.Events))
+	t.sayf("summary  %s after %s, %s: %s", ended(s.Reason), ns(s.DurationNS), number(s.Lines, "line"), counts(s.Events))
 	if s.Kernel.Lost != 0 {
 		t.sayf("  %s lost", number(s.Kernel.Lost, "record"))
 	}

@@ -200,6 +200,31 @@ func TestTextOfClocksAndSelfTest(t *testing.T) {
 	}
 }
 
+// TestTextOfNumbers: one is one, and a SYN and a FIN are no bytes.
+func TestTextOfNumbers(t *testing.T) {
+	abort := func(state string, tcp events.TCP) *events.Event {
+		tcp.SinceLastAckUs = -1
+		return &events.Event{Type: events.TypeAbort, Abort: &events.Abort{By: "peer", Cause: "refused", State: state}, TCP: &tcp}
+	}
+	for want, e := range map[string]*events.Event{
+		"refused (unacked SYN)":                    abort("SYN_SENT", events.TCP{SndNxt: 1, WriteSeq: 1, UnackedBytes: 1}),
+		"refused (unacked 1 byte)":                 abort("ESTABLISHED", events.TCP{SndNxt: 1, WriteSeq: 1, UnackedBytes: 1}),
+		"refused (unacked 13 bytes and FIN)":       abort("LAST_ACK", events.TCP{SndNxt: 14, WriteSeq: 14, UnackedBytes: 14}),
+		"refused (unacked 14 bytes)":               abort("LAST_ACK", events.TCP{SndNxt: 14, WriteSeq: 15, UnackedBytes: 14}),
+		"arrival  1 byte after 2.0 s of silence":   {Type: events.TypeArrival, Arrival: &events.Arrival{Bytes: 1, SilenceMs: 2000}},
+		"summary  ended by --duration after 3.2 s": {Type: events.TypeSummary, Summary: &events.Summary{Reason: "duration", DurationNS: 3.2e9}},
+	} {
+		var b bytes.Buffer
+		s := NewText(&b, false)
+		if err := errors.Join(s.Write(e), s.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("no %q in %q", want, b.String())
+		}
+	}
+}
+
 // infect puts s wherever a name can come from outside.
 func infect(e *events.Event, s string) {
 	if e.Netns != nil {
