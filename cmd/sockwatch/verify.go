@@ -53,30 +53,32 @@ holds, and 7 if the evidence contradicts itself.`,
 			return []string{"jsonl"}, cobra.ShellCompDirectiveFilterFileExt
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
+			groups := [][]string{args}
 			if info, err := os.Stat(args[0]); err == nil && info.IsDir() && len(args) == 1 {
 				evidence, err := verifyResults(cmd.OutOrStdout(), args[0], asJSON)
 				if err != nil {
 					return err
 				}
-				args = evidence
+				// Each capture had a lab of its own, with the same addresses.
+				groups = nil
+				for _, name := range evidence {
+					groups = append(groups, []string{name})
+				}
 			}
-			v, c := build()
-			var files []verify.Source
-			for _, name := range args {
-				if err := regular(name); err != nil {
+			var r *verify.Report
+			for _, names := range groups {
+				one, err := verifyTogether(names)
+				if err != nil {
 					return err
 				}
-				files = append(files, verify.Source{Name: name, Open: func() (io.ReadCloser, error) { return os.Open(name) }})
+				if r == nil {
+					r = one
+				} else {
+					r.Add(one)
+				}
 			}
-			r, err := verify.Files(files, verify.Options{Build: v + " " + c})
-			if _, ok := errors.AsType[*verify.VersionError](err); ok {
-				return fail(exitFailure, "verify it with the sockwatch that wrote it, or a newer one", "%w", err)
-			}
-			if errors.Is(err, verify.ErrNoEvidence) {
-				return usageError("give it what sockwatch -o wrote", "%w", err)
-			}
-			if err != nil {
-				return err
+			if r == nil {
+				return nil // results without evidence
 			}
 			if err := writeReport(cmd.OutOrStdout(), r, asJSON); err != nil {
 				return err
@@ -96,6 +98,26 @@ holds, and 7 if the evidence contradicts itself.`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON")
 	return cmd
+}
+
+// verifyTogether verifies the files of one run.
+func verifyTogether(names []string) (*verify.Report, error) {
+	v, c := build()
+	var files []verify.Source
+	for _, name := range names {
+		if err := regular(name); err != nil {
+			return nil, err
+		}
+		files = append(files, verify.Source{Name: name, Open: func() (io.ReadCloser, error) { return os.Open(name) }})
+	}
+	r, err := verify.Files(files, verify.Options{Build: v + " " + c})
+	if _, ok := errors.AsType[*verify.VersionError](err); ok {
+		return nil, fail(exitFailure, "verify it with the sockwatch that wrote it, or a newer one", "%w", err)
+	}
+	if errors.Is(err, verify.ErrNoEvidence) {
+		return nil, usageError("give it what sockwatch -o wrote", "%w", err)
+	}
+	return r, err
 }
 
 // verifyResults checks what measure wrote, its evidence apart, which it lists.

@@ -108,6 +108,19 @@ type Report struct {
 	Findings []Finding `json:"findings"` // between sessions or files
 }
 
+// Add joins a report of other files, which were not verified together with
+// those of r.
+func (r *Report) Add(o *Report) {
+	r.Files = append(r.Files, o.Files...)
+	r.Findings = append(r.Findings, o.Findings...)
+	r.Ends.Connections += o.Ends.Connections
+	r.Ends.Compared += o.Ends.Compared
+	r.Ends.Resets += o.Ends.Resets
+	r.Ends.Unmatched += o.Ends.Unmatched
+	order := []Result{ResultHolds, ResultIncomplete, ResultContradicts}
+	r.Result = order[max(slices.Index(order, r.Result), slices.Index(order, o.Result))]
+}
+
 // Count returns how many findings of a level there are.
 func (r *Report) Count(l Level) int {
 	n := count(r.Findings, l)
