@@ -67,6 +67,9 @@ func (d *diagnosis) run(ctx context.Context, env *environment) error {
 	d.docker(ctx)
 
 	features, blind, err := loader.Probe()
+	if spot := evidence.ForeignPIDs(); spot != "" {
+		blind = append(blind, spot)
+	}
 	if err != nil && host.BTF != "" {
 		d.fail("programs", "none could be tried: %v", err)
 	}

@@ -39,12 +39,17 @@ const targetsHelp = `What is watched is given with --netns, once for each target
   docker:NAME  the network namespace of a running container, by name or id
   pid:N        the network namespace of a process
   path:FILE    a namespace bound to a file, such as /proc/1234/ns/net
-  host         the network namespace of process 1
+  host         the network namespace of process 1 of the machine; where that
+               may not be looked at, of this process
 
 A container that restarts, and a named namespace that is deleted and added
 again, are followed: each new namespace is the next generation of the same
 target, and the evidence says for how long nothing was seen in between. With
---wait a target need not exist yet.
+--wait a target need not exist yet: --ready-file is created, and --duration
+begins, when all of them are there.
+
+Targets that name one namespace share it. Its lines bear the name of the first;
+when that is gone, they bear the name of one that lives.
 
 The Docker engine is asked at its default socket or at DOCKER_HOST.`
 
@@ -102,9 +107,9 @@ stops at Ctrl-C, after --duration, or when every target is gone for good.`,
 	fs.BoolVar(&f.appendTo, "append", false, "add to FILE if it exists")
 	fs.BoolVar(&f.force, "force", false, "replace FILE if it exists")
 	fs.BoolVar(&f.wait, "wait", false, "wait for targets that do not exist yet")
-	fs.Var(durationValue{&f.duration, time.Millisecond}, "duration", "stop this long after everything is being watched, such as 90s or 1h30m")
+	fs.Var(durationValue{&f.duration, time.Millisecond}, "duration", "stop this long after every target is being watched, such as 90s or 1h30m")
 	fs.Var(durationValue{&f.arrival, time.Millisecond}, "arrival-threshold", "tell of data that arrives after a silence of at least this")
-	fs.StringVar(&f.readyFile, "ready-file", "", "create `FILE` when every target is being watched; it is removed at the end")
+	fs.StringVar(&f.readyFile, "ready-file", "", "create `FILE` when every target is being watched, the last too with --wait; it is\nremoved at the end")
 	fs.StringSliceVar(&f.with, "with", nil, "also write events of these `TYPES`: io (what processes write and read),\nsegment (every segment at the namespace's edge)")
 	formats := []string{formatAuto, formatJSON, formatText}
 	fs.Var(choiceValue{&f.format, formats, "FORMAT"}, "format", "of standard output: json, text, or auto (text on a terminal; json elsewhere,\nor nothing with -o)")
@@ -187,7 +192,7 @@ func observe(ctx context.Context, env *environment, f observeFlags) (err error) 
 		ReadyFile:        f.readyFile,
 		ControlDir:       session.ControlDir,
 		Notice:           notice,
-		OnReady:          dropPrivileges,
+		OnStart:          dropPrivileges,
 		Version:          v,
 		Commit:           c,
 		Command:          append([]string{"sockwatch"}, env.Args...),
@@ -337,8 +342,8 @@ func checkClock() error {
 	return nil
 }
 
-// dropPrivileges gives up what is not needed once everything is attached: what
-// stays is for targets that come back (enter a namespace, attach there, find
+// dropPrivileges gives up what is not needed once everything is attached that is
+// there: what stays is for targets that come (enter a namespace, attach there, find
 // the owners of its sockets).
 func dropPrivileges() error {
 	return evidence.DropCapabilities(cap.SYS_ADMIN, cap.NET_ADMIN, cap.BPF, cap.PERFMON, cap.SYS_PTRACE, cap.DAC_READ_SEARCH)

@@ -51,7 +51,7 @@ func (w *watched) close() {
 
 // settle draws the account up when the last of its events is in.
 func (w *watched) settle() events.NamespaceCounts {
-	n := events.NamespaceCounts{Netns: w.netns, Events: w.events}
+	n := events.NamespaceCounts{Netns: w.netns, Formerly: w.formerly, Events: w.events}
 	n.Ledger, n.Verdict = w.Account.Settle()
 	return n
 }

@@ -1,7 +1,9 @@
 package session
 
 import (
+	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -10,16 +12,36 @@ import (
 	"github.com/sockwatch/sockwatch/internal/target"
 )
 
-// changes takes in what happened to the targets. ready says that every target
-// given has been heard of.
-func (s *session) changes(batch []target.Change, owners map[uint64]events.Owner, ready bool) error {
-	s.tracker.AddOwners(owners)
+// owners looks for the owners of sockets that exist, once for all namespaces
+// that came: it takes a pass over /proc, and what went must not wait for it.
+func (s *session) owners(ctx context.Context, batch []target.Change) map[uint64]events.Owner {
+	if s.foreignPIDs != "" || !slices.ContainsFunc(batch, func(c target.Change) bool { return c.Kind == target.Attached && !c.Alias }) {
+		return nil
+	}
+	owners, _ := evidence.SocketOwners(ctx)
+	return owners
+}
+
+// changes takes in what happened to the targets. started says that every
+// target given has been heard of.
+func (s *session) changes(batch []target.Change, owners map[uint64]events.Owner, started bool) error {
+	if owners != nil {
+		s.tracker.AddOwners(owners)
+	}
 	for _, c := range batch {
 		if err := s.change(c); err != nil {
 			return err
 		}
 	}
-	if ready && !s.ready {
+	if started && !s.started {
+		s.started = true
+		if s.cfg.OnStart != nil {
+			if err := s.cfg.OnStart(); err != nil {
+				return err
+			}
+		}
+	}
+	if s.started && !s.ready && len(s.absent) == 0 && s.stop == "" {
 		return s.announceWhenRead()
 	}
 	return nil
@@ -35,17 +57,33 @@ func (s *session) announceWhenRead() error {
 }
 
 func (s *session) change(c target.Change) error {
+	switch c.Kind {
+	case target.Attached:
+		delete(s.absent, c.Name)
+	case target.Waiting:
+		s.absent[c.Name] = true
+	case target.Gone, target.Renamed:
+		s.absent[c.Name] = true
+		if c.Final {
+			delete(s.absent, c.Name)
+		}
+	}
 	switch {
 	case c.Kind == target.Attached && !c.Alias:
 		return s.attach(c)
 	case c.Kind == target.Gone && !c.Alias && c.Namespace != nil:
 		return s.detach(c)
+	case c.Kind == target.Renamed:
+		return s.rename(c)
 	}
 	t := &events.Target{Change: c.Kind.String(), Detail: c.Detail, Container: c.Container}
 	e := events.Event{Type: events.TypeTarget, Target: t, Netns: &events.Netns{Name: c.Name}}
 	if c.Namespace != nil {
 		if w := s.watch[c.Namespace.Inode]; w != nil {
 			e.Netns = &w.netns
+			if c.Alias {
+				s.alias(w, c, t)
+			}
 		}
 	}
 	if err := s.emitAt(c.MonoNS, e); err != nil {
@@ -57,6 +95,65 @@ func (s *session) change(c target.Change) error {
 	case target.Gone:
 		s.left(c)
 	}
+	return nil
+}
+
+// alias notes what becomes of a further name of a namespace.
+func (s *session) alias(w *watched, c target.Change, t *events.Target) {
+	t.Alias = c.Name
+	switch c.Kind {
+	case target.Attached:
+		t.Change = "alias"
+		t.BlindNS = s.blind(c.Name, c.MonoNS)
+		w.aliases = append(w.aliases, c.Name)
+		if s.started {
+			s.cfg.Notice(fmt.Sprintf("target %s attached: the namespace of %s", c.Name, w.netns.Name))
+		}
+	case target.Gone:
+		t.Change = "alias-gone"
+		s.gone[c.Name] = c.MonoNS
+		w.drop(c.Name)
+	}
+}
+
+func (w *watched) drop(alias string) {
+	w.aliases = slices.DeleteFunc(w.aliases, func(a string) bool { return a == alias })
+}
+
+// blind is for how long nothing was seen of a target that is back.
+func (s *session) blind(name string, now uint64) uint64 {
+	if since, ok := s.gone[name]; ok && now > since {
+		return now - since
+	}
+	return 0
+}
+
+// rename goes on with a namespace under another of its names. What is in the
+// ring was written under the old one.
+func (s *session) rename(c target.Change) error {
+	if err := s.drainNow(); err != nil {
+		return err
+	}
+	s.gone[c.Name] = c.MonoNS
+	if w := s.watch[c.Namespace.Inode]; w != nil && w.ns == c.Namespace {
+		now, err := evidence.MonoNow()
+		if err != nil {
+			return err
+		}
+		t := &events.Target{Change: c.Kind.String(), Detail: c.Detail, Container: c.Heir.Container, Formerly: new(w.netns)}
+		if late := time.Duration(now - c.MonoNS); late > 10*time.Millisecond {
+			t.Detail += fmt.Sprintf(", %v before", late.Round(time.Millisecond))
+		}
+		w.formerly = append(w.formerly, w.netns)
+		w.netns.Name, w.netns.Generation, w.container = c.Heir.Name, c.Heir.Generation, c.Heir.Container
+		w.drop(c.Heir.Name)
+		s.tracker.RenameNamespace(w.netns)
+		if err := s.emitAt(now, events.Event{Type: events.TypeTarget, Target: t, Netns: &w.netns}); err != nil {
+			return err
+		}
+		c.Detail += "; its namespace is watched on as " + c.Heir.Name
+	}
+	s.left(c)
 	return nil
 }
 
@@ -81,11 +178,8 @@ func (s *session) attach(c target.Change) error {
 	if err != nil {
 		return err
 	}
-	t := &events.Target{Change: c.Kind.String(), Detail: c.Detail, Container: ns.Container, Sysctls: sysctls}
-	if since, ok := s.gone[ns.Name]; ok {
-		t.BlindNS = now - since
-	}
-	if s.ready {
+	t := &events.Target{Change: c.Kind.String(), Detail: c.Detail, Container: ns.Container, Sysctls: sysctls, BlindNS: s.blind(ns.Name, now)}
+	if s.started {
 		s.cfg.Notice(fmt.Sprintf("target %s attached (generation %d)", ns.Name, ns.Generation))
 	}
 	return s.emitAt(now, events.Event{Type: events.TypeTarget, Target: t, Netns: &w.netns})
@@ -94,9 +188,10 @@ func (s *session) attach(c target.Change) error {
 // watchNamespace begins to watch a namespace, and its ledger.
 func (s *session) watchNamespace(ns *target.Namespace) (*watched, map[string]string, error) {
 	w := &watched{
-		ns:     ns,
-		netns:  events.Netns{Name: ns.Name, Generation: ns.Generation, Inode: ns.Inode, Cookie: ns.Cookie},
-		events: make(map[string]uint64),
+		ns:        ns,
+		netns:     events.Netns{Name: ns.Name, Generation: ns.Generation, Inode: ns.Inode, Cookie: ns.Cookie},
+		container: ns.Container,
+		events:    make(map[string]uint64),
 	}
 	var sysctls map[string]string
 	err := ns.Do(func() (err error) {
@@ -123,6 +218,7 @@ func (s *session) detach(c target.Change) error {
 	w := s.watch[c.Namespace.Inode]
 	if w != nil && w.ns == c.Namespace {
 		w.why = c
+		s.gone[w.netns.Name] = c.MonoNS
 		w.close()
 		delete(s.watch, c.Namespace.Inode)
 		w.until = s.read + s.obs.Pending()
@@ -158,11 +254,10 @@ func (s *session) settle(empty bool) error {
 			return err
 		}
 		sockets := s.tracker.RemoveNamespace(w.netns.Inode)
-		t := &events.Target{Change: target.Gone.String(), Detail: w.why.Detail, Container: w.ns.Container, Sockets: sockets}
+		t := &events.Target{Change: target.Gone.String(), Detail: w.why.Detail, Container: w.container, Sockets: sockets}
 		err := s.emitAt(w.why.MonoNS, events.Event{Type: events.TypeTarget, Target: t, Netns: &w.netns})
 		s.closing = s.closing[1:]
 		s.finished = append(s.finished, w.settle())
-		s.gone[w.netns.Name] = w.why.MonoNS
 		w.ns.Close()
 		if err != nil {
 			return err

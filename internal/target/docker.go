@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/url"
 	"os"
 	"strings"
@@ -76,6 +77,8 @@ func (e *engine) fail(err error) error {
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
 		return fmt.Errorf("docker engine at %s (%s) did not answer in time", host, why)
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("docker engine at %s (%s) may not be asked by this user: %w", host, why, fs.ErrPermission)
 	case client.IsErrConnectionFailed(err):
 		return fmt.Errorf("docker engine at %s (%s) is not running", host, why)
 	}

@@ -156,12 +156,14 @@ func TestDockerShared(t *testing.T) {
 	image := d.ImportBinary(testlab.Sleeper)
 	owner := d.StartContainer(testlab.ContainerOptions{Image: image})
 	guest := d.StartContainer(testlab.ContainerOptions{Image: image, Network: "container:" + owner.Name()})
+	heir := d.StartContainer(testlab.ContainerOptions{Image: image, Network: "container:" + owner.Name()})
 	hosted := d.StartContainer(testlab.ContainerOptions{Image: image, Network: "host"})
-	w := watch(t, Options{}, owner.Name(), guest.Name(), hosted.Name())
+	w := watch(t, Options{}, owner.Name(), guest.Name(), "docker:"+heir.Name(), hosted.Name())
 	attachedTo(t, next(t, w, Attached), owner, 1)
 	if c := next(t, w, Attached); !c.Alias || c.Container != guest.ID || c.Namespace.Container != owner.ID || c.Namespace.Inode != nsOf(t, guest) {
 		t.Errorf("guest: %+v", c)
 	}
+	next(t, w, Attached)
 	if c := next(t, w, Attached); c.Alias || c.Namespace.Inode != inodeOf(t, "/proc/thread-self/ns/net") {
 		t.Errorf("hosted: %+v", c)
 	}
@@ -170,8 +172,18 @@ func TestDockerShared(t *testing.T) {
 		t.Errorf("guest killed: %+v", c)
 	}
 	owner.Kill()
-	if c := next(t, w, Gone); c.Alias || c.Container != owner.ID {
+	if c := next(t, w, Renamed); c.Name != owner.Name() || c.Container != owner.ID || c.Heir != (Heir{"docker:" + heir.Name(), 1, heir.ID}) {
 		t.Errorf("owner killed: %+v", c)
+	}
+	heir.Pause()
+	if c := next(t, w, Paused); c.Alias || c.Name != "docker:"+heir.Name() || c.Namespace.Inode != nsOf(t, heir) {
+		t.Errorf("heir paused: %+v", c)
+	}
+	heir.Unpause()
+	next(t, w, Unpaused)
+	heir.Kill()
+	if c := next(t, w, Gone); c.Alias || c.Container != heir.ID {
+		t.Errorf("heir killed: %+v", c)
 	}
 }
 

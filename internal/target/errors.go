@@ -3,10 +3,12 @@ package target
 import (
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
+	"kernel.org/pub/linux/libs/security/libcap/cap"
 )
 
 // What went wrong with a target, for errors.Is.
@@ -62,9 +64,26 @@ func fdError(what string, err error) error {
 	case errors.Is(err, unix.ENFILE):
 		return fmt.Errorf("%s: %w: raise sysctl fs.file-max", what, err)
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
-		return fmt.Errorf("%s: %w: run as root", what, err)
+		return fmt.Errorf("%s: %w: %s", what, err, refusal(os.Geteuid()))
 	}
 	return fmt.Errorf("%s: %w", what, err)
+}
+
+// refusal says what refuses to open or enter a namespace.
+func refusal(euid int) string {
+	if euid != 0 {
+		return "run as root"
+	}
+	var missing []string
+	for _, c := range []cap.Value{cap.SYS_PTRACE, cap.SYS_ADMIN} {
+		if ok, err := cap.GetProc().GetFlag(cap.Effective, c); err == nil && !ok {
+			missing = append(missing, strings.ToUpper(c.String()))
+		}
+	}
+	if len(missing) > 0 {
+		return "this root has no " + strings.Join(missing, " and no ")
+	}
+	return "this is root, with every capability for it: a security module or a user namespace refuses"
 }
 
 // near gives up to three of names that the user may have meant, best first.

@@ -20,6 +20,20 @@ const netnsDir = "/run/netns"
 // such as a name of ip-netns(8) between its creation and its mount.
 var errNotNamespace = errors.New("not a namespace file")
 
+// errOtherKind is returned for a namespace that is not a network namespace.
+type errOtherKind struct{ kind int }
+
+func (e errOtherKind) Error() string {
+	names := map[int]string{
+		unix.CLONE_NEWCGROUP: "cgroup", unix.CLONE_NEWIPC: "ipc", unix.CLONE_NEWNS: "mount", unix.CLONE_NEWPID: "pid",
+		unix.CLONE_NEWTIME: "time", unix.CLONE_NEWUSER: "user", unix.CLONE_NEWUTS: "uts",
+	}
+	if name, ok := names[e.kind]; ok {
+		return "a " + name + " namespace, not a network namespace"
+	}
+	return "a namespace of another kind, not a network namespace"
+}
+
 // Namespace is an open network namespace. As long as it is open the kernel
 // keeps the namespace, even if its name and its processes are gone.
 type Namespace struct {
@@ -118,7 +132,7 @@ func (n *Namespace) identify() error {
 		return fmt.Errorf("read the type of namespace %s: %w", n.Name, err)
 	}
 	if kind != unix.CLONE_NEWNET {
-		return fmt.Errorf("%s is a namespace of another kind, not a network namespace", n.Name)
+		return errOtherKind{kind}
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -179,7 +193,24 @@ func hostPath() string {
 	return "/proc/self/ns/net"
 }
 
-// named lists the named namespaces.
+const (
+	// initPIDInode is the inode of the initial pid namespace, PROC_PID_INIT_INO.
+	initPIDInode = 0xEFFFFFFC
+	// initCookie is that of the initial network namespace: it is the first.
+	initCookie = 1
+)
+
+// nested reports whether process 1 of /proc is not the machine's.
+func nested() bool {
+	for _, of := range []string{"self", "1"} {
+		if id, ok := fileID("/proc/" + of + "/ns/pid"); ok && id.inode == initPIDInode {
+			return false
+		}
+	}
+	return true
+}
+
+// named lists the named namespaces, and not what else lies beside them.
 func named() []string {
 	entries, err := os.ReadDir(netnsDir)
 	if err != nil {
@@ -187,7 +218,9 @@ func named() []string {
 	}
 	names := make([]string, 0, len(entries))
 	for _, e := range entries {
-		names = append(names, e.Name())
+		if _, ok := fileID(namedPath(e.Name())); ok {
+			names = append(names, e.Name())
+		}
 	}
 	return names
 }

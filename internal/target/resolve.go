@@ -95,7 +95,12 @@ func (r *resolver) resolve(ctx context.Context, s Spec) (found, error) {
 	case Path:
 		return r.file(s, s.Name, "no such file")
 	case Host:
-		return r.file(s, hostPath(), "cannot be seen; is /proc mounted?")
+		f, err := r.file(s, hostPath(), "cannot be seen; is /proc mounted?")
+		if err == nil && nested() && f.ns.Cookie != initCookie {
+			f.ns.Close()
+			return found{}, fail(s, ErrBadSpec, nil, "cannot be seen from here: process 1 is that of a pid namespace, such as a container's; for the network namespace it is in write pid:1")
+		}
+		return f, err
 	}
 	return found{}, fail(s, ErrBadSpec, nil, "unknown kind %d", s.Kind)
 }
@@ -124,6 +129,9 @@ func (r *resolver) bare(ctx context.Context, s Spec) (found, error) {
 		return f, err
 	case isContainer:
 		return r.docker(ctx, s)
+	}
+	if _, err := os.Lstat(namedPath(s.Name)); err == nil {
+		return r.netns(s) // something else, which says what
 	}
 	e := fail(s, ErrNotFound, r.err, "no such namespace or container")
 	names := named()
@@ -157,11 +165,14 @@ func (e *Error) suggest(name string, names []string, looked string) *Error {
 
 func (r *resolver) netns(s Spec) (found, error) {
 	ns, err := openNamespace(namedPath(s.Name))
+	_, lost := os.Readlink(namedPath(s.Name))
 	switch {
 	case err == nil:
 		return found{ns: ns, kind: Netns}, nil
-	case errors.Is(err, errNotNamespace):
-		return found{}, fail(s, ErrNotFound, err, "%s is there but no namespace is mounted on it; is another mount namespace in use?", namedPath(s.Name))
+	case errors.Is(err, errNotNamespace), errors.Is(err, fs.ErrNotExist) && lost == nil:
+		return found{}, fail(s, ErrNotFound, err, "%s", notMounted(namedPath(s.Name)))
+	case errors.As(err, new(errOtherKind)):
+		return found{}, fail(s, ErrBadSpec, err, "%s is %v", namedPath(s.Name), err)
 	case errors.Is(err, fs.ErrNotExist):
 		names := named()
 		return found{}, fail(s, ErrNotFound, err, "no such namespace").suggest(s.Name, names, fmt.Sprintf("looked in %s (%d names)", netnsDir, len(names)))
@@ -169,8 +180,27 @@ func (r *resolver) netns(s Spec) (found, error) {
 	return found{}, fmt.Errorf("target %q: %w", s, err)
 }
 
+// notMounted says what is in the place of a named namespace.
+func notMounted(path string) string {
+	info, err := os.Lstat(path)
+	switch {
+	case err == nil && info.Mode()&fs.ModeSymlink != 0:
+		return path + " is a link that leads to no namespace"
+	case err == nil && !info.Mode().IsRegular():
+		what := "a special file"
+		if info.IsDir() {
+			what = "a directory"
+		}
+		return fmt.Sprintf("%s is %s, not a namespace", path, what)
+	}
+	return path + " is there but no namespace is mounted on it; is another mount namespace in use?"
+}
+
 func (r *resolver) docker(ctx context.Context, s Spec) (found, error) {
-	if err := r.ask(ctx); err != nil {
+	switch err := r.ask(ctx); {
+	case errors.Is(err, fs.ErrPermission):
+		return found{}, fail(s, ErrEngine, err, "%v", err)
+	case err != nil:
 		return found{}, fail(s, ErrEngine, err, "%v; start it or set DOCKER_HOST", err)
 	}
 	c, ns, pidfd, err := r.eng.open(ctx, s.Name)
@@ -214,6 +244,8 @@ func (r *resolver) file(s Spec, path, missing string) (found, error) {
 		return found{ns: ns, kind: s.Kind}, nil
 	case errors.Is(err, errNotNamespace):
 		return found{}, fail(s, ErrNotFound, err, "not a namespace file; give one such as /proc/PID/ns/net or a bind mount of it")
+	case errors.As(err, new(errOtherKind)):
+		return found{}, fail(s, ErrBadSpec, err, "%v", err)
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR):
 		return found{}, fail(s, ErrNotFound, err, "%s", missing)
 	}

@@ -2,6 +2,7 @@ package target
 
 import (
 	"errors"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
@@ -11,6 +12,7 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+	"kernel.org/pub/linux/libs/security/libcap/cap"
 
 	"github.com/sockwatch/sockwatch/internal/testlab"
 )
@@ -90,6 +92,29 @@ func TestResolveErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 
+	// What lies in /run/netns need not be a network namespace.
+	file, folder, pipe, link, other := uniqueName(), uniqueName(), uniqueName(), uniqueName(), uniqueName()
+	for name, make := range map[string]func(string) error{
+		file:   func(p string) error { return os.WriteFile(p, nil, 0o400) },
+		folder: func(p string) error { return os.Mkdir(p, 0o700) },
+		pipe:   func(p string) error { return unix.Mkfifo(p, 0o600) },
+		link:   func(p string) error { return os.Symlink("/nonexistent", p) },
+		other: func(p string) error {
+			return errors.Join(os.WriteFile(p, nil, 0o400), unix.Mount("/proc/self/ns/uts", p, "", unix.MS_BIND, ""))
+		},
+	} {
+		p := namedPath(name)
+		if err := make(p); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			unix.Unmount(p, unix.MNT_DETACH)
+			if err := os.Remove(p); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+
 	for _, c := range []struct {
 		target string
 		is     error
@@ -103,7 +128,16 @@ func TestResolveErrors(t *testing.T) {
 		{"path:" + fifo, ErrNotFound, []string{"not a namespace file"}},
 		{"path:" + dir + "/nothing", ErrNotFound, []string{"no such file"}},
 		{"path:" + plain + "/below", ErrNotFound, []string{"no such file"}},
-		{"path:/proc/self/ns/mnt", nil, []string{"not a network namespace"}},
+		{"path:/proc/self/ns/mnt", ErrBadSpec, []string{"a mount namespace, not a network namespace"}},
+		{"path:/proc/self/ns/user", ErrBadSpec, []string{"a user namespace, not a network namespace"}},
+		{"netns:" + other, ErrBadSpec, []string{namedPath(other), "a uts namespace, not a network namespace"}},
+		{other, ErrBadSpec, []string{"a uts namespace"}},
+		{file, ErrNotFound, []string{namedPath(file), "no namespace is mounted on it"}},
+		{"netns:" + file, ErrNotFound, []string{"no namespace is mounted on it"}},
+		{folder, ErrNotFound, []string{namedPath(folder) + " is a directory, not a namespace"}},
+		{pipe, ErrNotFound, []string{namedPath(pipe) + " is a special file, not a namespace"}},
+		{link, ErrNotFound, []string{namedPath(link) + " is a link that leads to no namespace"}},
+		{file + "x", ErrNotFound, []string{"no such namespace or container"}},
 	} {
 		all, err := Resolve(t.Context(), parse(t, "netns:"+name, c.target))
 		if err == nil {
@@ -122,6 +156,9 @@ func TestResolveErrors(t *testing.T) {
 				t.Errorf("Resolve(%s): %q, want %q in it", c.target, err, h)
 			}
 		}
+		if strings.Contains(err.Error(), "did you mean "+file) {
+			t.Errorf("Resolve(%s): %q suggests what is no namespace", c.target, err)
+		}
 		if strings.Contains(err.Error(), "\n") {
 			t.Errorf("Resolve(%s): more than a line: %q", c.target, err)
 		}
@@ -137,6 +174,66 @@ func TestResolveErrors(t *testing.T) {
 	t.Setenv("DOCKER_HOST", "nonsense")
 	if _, err := Resolve(t.Context(), parse(t, "docker:web")); !errors.Is(err, ErrEngine) || !strings.Contains(err.Error(), "DOCKER_HOST=nonsense") {
 		t.Errorf("bad DOCKER_HOST: %v", err)
+	}
+}
+
+// without takes capabilities away from this process until the test ends.
+func without(t *testing.T, caps ...cap.Value) {
+	t.Helper()
+	had := cap.GetProc()
+	less, err := had.Dup()
+	if err == nil {
+		err = less.SetFlag(cap.Effective, false, caps...)
+	}
+	if err == nil {
+		err = less.SetProc()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := had.SetProc(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// An engine that runs and may not be asked is not one that does not run.
+func TestResolveEngineForbidden(t *testing.T) {
+	testlab.Privileged(t)
+	noLeaks(t)
+	sock := filepath.Join(t.TempDir(), "docker.sock")
+	l, err := net.Listen("unix", sock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if err := os.Chmod(sock, 0); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("DOCKER_HOST", "unix://"+sock)
+	without(t, cap.DAC_OVERRIDE)
+	for _, target := range []string{"docker:web", "sw-nothing"} {
+		_, err = Resolve(t.Context(), parse(t, target))
+		if err == nil || !strings.Contains(err.Error(), "may not be asked by this user: permission denied") || strings.Contains(err.Error(), "running") || strings.Contains(err.Error(), "start it") {
+			t.Errorf("%s: %v", target, err)
+		}
+	}
+}
+
+// The error says which capability is missing, and not to become root to root.
+func TestResolveForbidden(t *testing.T) {
+	testlab.Privileged(t)
+	noLeaks(t)
+	name := uniqueName()
+	addNetns(t, name)
+	pid := sleepIn(t, name)
+	without(t, cap.SYS_PTRACE)
+	for _, target := range []string{"pid:" + pid, "path:/proc/" + pid + "/ns/net"} {
+		_, err := Resolve(t.Context(), parse(t, target))
+		if !errors.Is(err, fs.ErrPermission) || !strings.HasSuffix(err.Error(), "this root has no CAP_SYS_PTRACE") {
+			t.Errorf("%s: %v", target, err)
+		}
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -21,6 +22,7 @@ type ChangeKind uint8
 const (
 	Attached     ChangeKind = iota // a namespace is there; the receiver owns it and closes it after Gone
 	Gone                           // it is not there any more, though it lives until it is closed
+	Renamed                        // the target is gone, but Heir names the namespace too: it stays attached
 	Waiting                        // it is not there yet; Detail says why
 	Paused                         // the container's processes are frozen
 	Unpaused                       // and run again
@@ -28,7 +30,7 @@ const (
 	Disconnected                   // and disconnected
 )
 
-var changeNames = [...]string{"attached", "gone", "waiting", "paused", "unpaused", "connected", "disconnected"}
+var changeNames = [...]string{"attached", "gone", "renamed", "waiting", "paused", "unpaused", "connected", "disconnected"}
 
 func (k ChangeKind) String() string {
 	if int(k) < len(changeNames) {
@@ -52,9 +54,18 @@ type Change struct {
 	// Alias: Name is a further name of Namespace, which was (Attached) or
 	// stays (Gone) attached under another. There is nothing to open or close.
 	Alias     bool
+	Heir      Heir   // Renamed
 	Detail    string // what showed it; the network's name for Connected and Disconnected
 	Container string // full id, for a container
-	Final     bool   // Gone: the target cannot come back
+	Final     bool   // Gone and Renamed: the target cannot come back
+}
+
+// Heir is the target by which a namespace is named from now on: it was an
+// alias, of that generation.
+type Heir struct {
+	Name       string
+	Generation int
+	Container  string // full id, for a container
 }
 
 // Options of [Watch].
@@ -95,10 +106,11 @@ type target struct {
 	trouble   string // why it could not be opened, as last reported
 }
 
-// held is an attached namespace and the number of targets that name it.
+// held is an attached namespace and the targets that name it. It is called
+// after the first.
 type held struct {
-	ns    *Namespace
-	names int
+	ns *Namespace
+	by []*target
 }
 
 // report is what a source of changes tells the Watcher.
@@ -223,7 +235,10 @@ func attachDetail(f found) string {
 	case Path:
 		return "namespace file"
 	}
-	if hostPath() != procPath(1) {
+	switch {
+	case nested():
+		return "the machine's first namespace, seen from a pid namespace"
+	case hostPath() != procPath(1):
 		return "namespace of this process, which may not look at process 1"
 	}
 	return "namespace of process 1"
@@ -354,7 +369,7 @@ func (w *Watcher) apply(ctx context.Context, r report) {
 		w.gone(t, r.mono, r.detail, r.final)
 	case r.kind != Attached:
 		w.queue = append(w.queue, Change{
-			MonoNS: r.mono, Kind: r.kind, Name: t.spec.String(), Namespace: t.cur.ns, Alias: t.cur.ns != t.token,
+			MonoNS: r.mono, Kind: r.kind, Name: t.spec.String(), Namespace: t.cur.ns, Alias: t.cur.by[0] != t,
 			Detail: r.detail, Container: t.container,
 		})
 	}
@@ -378,9 +393,9 @@ func (w *Watcher) attach(r report, kind Kind) {
 	} else {
 		ns.Close()
 		c.Alias = true
-		c.Detail += ", the same namespace as " + h.ns.Name
+		c.Detail += ", the same namespace as " + h.by[0].spec.String()
 	}
-	h.names++
+	h.by = append(h.by, t)
 	t.cur, c.Namespace = h, h.ns
 	w.queue = append(w.queue, c)
 }
@@ -388,17 +403,37 @@ func (w *Watcher) attach(r report, kind Kind) {
 // gone ends the generation of t.
 func (w *Watcher) gone(t *target, mono uint64, detail string, final bool) {
 	h := t.cur
-	h.names--
+	named := h.by[0] == t
+	h.by = slices.DeleteFunc(h.by, func(o *target) bool { return o == t })
 	c := Change{MonoNS: mono, Kind: Gone, Name: t.spec.String(), Namespace: h.ns, Detail: detail, Container: t.container, Final: final}
-	if h.names == 0 {
+	switch {
+	case len(h.by) == 0:
 		delete(w.live, h.ns.id())
-	} else {
+	case named:
+		h.choose()
+		c.Kind, c.Heir = Renamed, Heir{h.by[0].spec.String(), h.by[0].gen, h.by[0].container}
+	default:
 		c.Alias = true
-		c.Detail += "; the namespace is still watched under another name"
 	}
 	t.cur, t.token, t.container, t.final = nil, nil, "", final
 	t.closeProcess()
 	w.queue = append(w.queue, c)
+}
+
+// choose puts a target first that lives: what ends one may have ended another,
+// whose report is still to come.
+func (h *held) choose() {
+	if i := slices.IndexFunc(h.by, (*target).lives); i > 0 {
+		h.by[0], h.by[i] = h.by[i], h.by[0]
+	}
+}
+
+func (t *target) lives() bool {
+	if t.pidfd != nil {
+		return !exited(t.pidfd)
+	}
+	id, ok := fileID(t.path)
+	return ok && id == t.cur.ns.id()
 }
 
 // troubled reports once that t is there but cannot be opened.
@@ -410,37 +445,67 @@ func (w *Watcher) troubled(t *target, mono uint64, detail string) {
 	w.queue = append(w.queue, Change{MonoNS: mono, Kind: Waiting, Name: t.spec.String(), Detail: detail})
 }
 
-// checkAll looks at the file of every target that has one.
+// checkAll looks at the file of every target that has one. What ended comes
+// first, and of one namespace the name that it bears last: it must not pass to
+// one that ended as well.
 func (w *Watcher) checkAll(ctx context.Context) {
+	var there, gone, named []seen
 	for _, t := range w.targets {
-		if !t.final && (t.kind == Bare || t.kind == Netns || t.kind == Path || t.kind == PID) {
-			w.check(ctx, t)
+		if t.final || t.kind != Bare && t.kind != Netns && t.kind != Path && t.kind != PID {
+			continue
+		}
+		x := seen{t: t}
+		x.id, x.ok = fileID(t.path)
+		x.mono = monoNow()
+		there = append(there, x)
+		switch detail := x.ended(); {
+		case detail == "":
+		case t.cur.by[0] == t:
+			named = append(named, x)
+		default:
+			gone = append(gone, x)
+		}
+	}
+	for _, x := range append(gone, named...) {
+		w.gone(x.t, x.mono, x.ended(), x.t.kind == Path)
+	}
+	for _, x := range there {
+		if x.t.cur == nil && !x.t.final {
+			w.open(ctx, x)
 		}
 	}
 }
 
-// check compares what the file of t names with what is attached.
-func (w *Watcher) check(ctx context.Context, t *target) {
-	id, ok := fileID(t.path)
-	mono := monoNow()
-	if t.cur != nil {
-		switch {
-		case ok && id == t.cur.ns.id():
-			return
-		case t.kind == PID && !ok:
-			return // the pidfd tells
-		case t.kind == PID:
-			w.gone(t, mono, "the process moved to another namespace", false)
-		case t.kind == Path:
-			w.gone(t, mono, "the file names it no longer", true)
-			return
-		case ok:
-			w.gone(t, mono, "name deleted and given to another namespace", false)
-		default:
-			w.gone(t, mono, "name deleted", false)
-		}
+// seen is what the file of a target names.
+type seen struct {
+	t    *target
+	id   nsID
+	ok   bool
+	mono uint64
+}
+
+// ended says why what is attached is not there any more, or "".
+func (x seen) ended() string {
+	t := x.t
+	switch {
+	case t.cur == nil, x.ok && x.id == t.cur.ns.id():
+		return ""
+	case t.kind == PID && !x.ok:
+		return "" // the pidfd tells
+	case t.kind == PID:
+		return "the process moved to another namespace"
+	case t.kind == Path:
+		return "the file names it no longer"
+	case x.ok:
+		return "name deleted and given to another namespace"
 	}
-	if !ok {
+	return "name deleted"
+}
+
+// open attaches what the file names now.
+func (w *Watcher) open(ctx context.Context, x seen) {
+	t := x.t
+	if !x.ok {
 		t.trouble = ""
 		return
 	}
@@ -450,7 +515,7 @@ func (w *Watcher) check(ctx context.Context, t *target) {
 		w.attach(report{t: t, token: f.ns, pidfd: f.pidfd, mono: monoNow(), detail: attachDetail(f)}, f.kind)
 		w.watchExit(ctx, t)
 	case !waitable(err):
-		w.troubled(t, mono, err.Error())
+		w.troubled(t, x.mono, err.Error())
 	}
 }
 

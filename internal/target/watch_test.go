@@ -231,13 +231,68 @@ func TestWatchAlias(t *testing.T) {
 	if first.Alias || !second.Alias || second.Namespace != first.Namespace || second.Name != "pid:"+pid || !strings.Contains(second.Detail, name) {
 		t.Fatalf("attached %+v and %+v", first, second)
 	}
+	// It was called by the name, and goes on under the process.
 	delNetns(t, name)
-	if c := next(t, w, Gone); !c.Alias || c.Name != name || c.Namespace != first.Namespace {
+	if c := next(t, w, Renamed); c.Name != name || c.Namespace != first.Namespace || c.Heir != (Heir{Name: "pid:" + pid, Generation: 1}) || c.Final {
 		t.Fatalf("name gone: %+v", c)
 	}
 	kill(t, pid)
 	if c := next(t, w, Gone); c.Alias || c.Name != "pid:"+pid || c.Namespace != first.Namespace || !c.Final {
 		t.Fatalf("process gone: %+v", c)
+	}
+}
+
+// A namespace goes on under a name that lives, not under one that ended by the
+// same cause.
+func TestWatchAliasHeir(t *testing.T) {
+	testlab.Privileged(t)
+	noLeaks(t)
+	name, other := uniqueName(), uniqueName()
+	addNetns(t, name)
+	if err := os.WriteFile(namedPath(other), nil, 0o400); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		unix.Unmount(namedPath(other), unix.MNT_DETACH)
+		os.Remove(namedPath(other))
+	})
+	again := func() {
+		if err := unix.Mount(namedPath(name), namedPath(other), "", unix.MS_BIND, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	again()
+	pid := sleepIn(t, name)
+	w := watch(t, Options{}, name, "netns:"+name, other, "pid:"+pid)
+	ns := next(t, w, Attached).Namespace
+	for range 3 {
+		if c := next(t, w, Attached); !c.Alias || c.Namespace != ns {
+			t.Fatalf("attached %+v", c)
+		}
+	}
+	// The other spelling of the name does not inherit.
+	delNetns(t, name)
+	if c := next(t, w, Gone); !c.Alias || c.Name != "netns:"+name {
+		t.Errorf("gone %+v", c)
+	}
+	if c := next(t, w, Renamed); c.Name != name || c.Heir != (Heir{Name: other, Generation: 1}) {
+		t.Errorf("renamed %+v", c)
+	}
+	// Nor is a further name a reason to rename.
+	kill(t, pid)
+	if c := next(t, w, Gone); !c.Alias || c.Name != "pid:"+pid || !c.Final {
+		t.Errorf("gone %+v", c)
+	}
+	delNetns(t, other)
+	if c := next(t, w, Gone); c.Alias || c.Name != other || c.Namespace != ns {
+		t.Errorf("gone %+v", c)
+	}
+	ns.Close()
+	// A name that comes back is its next generation, whichever was first.
+	addNetns(t, name)
+	a, b := next(t, w, Attached), next(t, w, Attached)
+	if a.Name != name || a.Alias || a.Namespace.Generation != 2 || b.Name != "netns:"+name || !b.Alias {
+		t.Errorf("attached %+v and %+v", a, b)
 	}
 }
 
@@ -323,9 +378,9 @@ func TestWatchPath(t *testing.T) {
 	if err := unix.Unmount(mounted, unix.MNT_DETACH); err != nil {
 		t.Fatal(err)
 	}
-	c := next(t, w, Gone)
+	c := next(t, w, Renamed)
 	during(t, c, before)
-	if !c.Final || !c.Alias || c.Name != "path:"+mounted {
+	if !c.Final || c.Heir.Name != "path:"+link || c.Name != "path:"+mounted {
 		t.Errorf("unmounted: %+v", c)
 	}
 	if err := os.Remove(link); err != nil {
