@@ -160,6 +160,7 @@ type history struct {
 	// Of the record of its move to CLOSE.
 	disconnected bool   // a process ended it, and had not closed it
 	unaccepted   bool   // no process ever had it open
+	multipath    bool   // a subflow of Multipath TCP
 	probingMs    uint64 // since the first zero-window probe; 0: not known
 }
 
@@ -175,6 +176,7 @@ func (h *history) ends(r *bpf.Record, hz uint32) {
 	default:
 		h.disconnected = false
 	}
+	h.multipath = r.Flags&bpf.FlagMPTCP != 0
 	h.unaccepted = !user && r.SockInode == 0 && r.Flags&bpf.FlagDead == 0
 	h.probingMs = 0
 	if r.ProbesTstamp != 0 {
@@ -242,6 +244,12 @@ func abortCause(r *bpf.Record, h *history) (by, cause, why string, ok bool) {
 		return byLocal, abortCancelled, "a process closed the socket while it was connecting", true
 	case finSent(old) && !h.sentReset:
 		return "", "", "", false
+	case user && h.multipath && !finSent(old):
+		// The connection's own queue and state are not the subflow's.
+		if r.Flags&bpf.FlagLinger != 0 && r.LingerJiffies == 0 {
+			return byLocal, abortLinger, "a process closed the Multipath TCP connection with SO_LINGER on and a time of 0", true
+		}
+		return byLocal, causeUndecided, "a process ended the Multipath TCP connection at once: by closing it with data unread, or by disconnecting it", true
 	case user && h.disconnected:
 		return byLocal, abortDisconnect, "a process ended the connection and kept the socket: connect with the family AF_UNSPEC", true
 	case user && unread > 0 && !(finSent(old) && h.resetSent == "TCP_STATE"):
@@ -255,7 +263,7 @@ func abortCause(r *bpf.Record, h *history) (by, cause, why string, ok bool) {
 	case finSent(old) && !user:
 		return byLocal, causeUndecided, "the socket sent a RST with reason " + h.resetSent + " after its FIN", true
 	case user:
-		return byUndecided, causeUndecided, "a process ended the connection without FIN, with nothing unread and without SO_LINGER", true
+		return byUndecided, causeUndecided, "a process ended the connection without FIN, with nothing unread and without SO_LINGER, as in TCP_REPAIR", true
 	case h.unaccepted && (old == stateEstablished || old == stateCloseWait):
 		return byLocal, abortListener, "the connection waited to be accepted, and its listener was closed", true
 	case old == stateSynRecv:

@@ -315,6 +315,8 @@ func TestAbortCause(t *testing.T) {
 		{"linger zero", stateEstablished, both(user, lingers(0)), history{}, byLocal, abortLinger, "time of 0"},
 		{"linger with a time", stateEstablished, both(user, lingers(250)), history{}, byUndecided, causeUndecided, "without SO_LINGER"},
 		{"a process, without a reason", stateEstablished, user, history{}, byUndecided, causeUndecided, "without FIN"},
+		{"subflow closed at once", stateEstablished, user, history{disconnected: true, multipath: true}, byLocal, causeUndecided, "Multipath"},
+		{"subflow closed with linger zero", stateEstablished, both(user, lingers(0)), history{disconnected: true, multipath: true}, byLocal, abortLinger, "Multipath"},
 		{"disconnected", stateEstablished, user, history{disconnected: true}, byLocal, abortDisconnect, "AF_UNSPEC"},
 		{"disconnected with data unread", stateEstablished, both(user, unread(42)), history{disconnected: true}, byLocal, abortDisconnect, "AF_UNSPEC"},
 		{"disconnected with linger zero", stateCloseWait, both(user, lingers(0)), history{disconnected: true}, byLocal, abortDisconnect, "AF_UNSPEC"},

@@ -233,6 +233,7 @@ type AbortFacts struct {
 	ConnectNS     uint64 `json:"connect_ns" jsonschema_description:"mono_ns when it began to connect; 0: it did not, or before the trace."`
 
 	Disconnected bool   `json:"disconnected,omitempty" jsonschema_description:"True if the process had not closed the socket (sk->sk_shutdown), so that it disconnected it; absent otherwise."`
+	Multipath    bool   `json:"multipath,omitempty" jsonschema_description:"True if it was a subflow of Multipath TCP, whose queues and options are the connection's; absent otherwise."`
 	Unaccepted   bool   `json:"unaccepted,omitempty" jsonschema_description:"True if the connection waited to be accepted: no file held the socket, and none had (SOCK_DEAD); absent otherwise."`
 	ProbingMs    uint64 `json:"probing_ms,omitempty" jsonschema_description:"Milliseconds since the first zero-window probe that found the window closed (icsk->icsk_probes_tstamp); absent when there was none, or where the kernel does not keep it."`
 }

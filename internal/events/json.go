@@ -291,6 +291,9 @@ func (a *Abort) appendJSON(b []byte) []byte {
 	if f.Disconnected {
 		b = append(b, `,"disconnected":true`...)
 	}
+	if f.Multipath {
+		b = append(b, `,"multipath":true`...)
+	}
 	if f.Unaccepted {
 		b = append(b, `,"unaccepted":true`...)
 	}

@@ -65,7 +65,7 @@ func recordOfAbort(e *Event) (bpf.Record, history) {
 	return r, history{
 		resetReceived: f.ResetReceived, dataAfterEnd: f.DataAfterEnd,
 		sentReset: f.ResetSent, resetSent: f.ResetReason, connectNS: f.ConnectNS,
-		disconnected: f.Disconnected, unaccepted: f.Unaccepted, probingMs: f.ProbingMs,
+		disconnected: f.Disconnected, unaccepted: f.Unaccepted, multipath: f.Multipath, probingMs: f.ProbingMs,
 	}
 }
 
@@ -82,6 +82,7 @@ func abortFacts(r *bpf.Record, h *history, hz uint32) AbortFacts {
 		ConnectNS:     h.connectNS,
 		Disconnected:  h.disconnected,
 		Unaccepted:    h.unaccepted,
+		Multipath:     h.multipath,
 		ProbingMs:     h.probingMs,
 	}
 	if f.Linger {

@@ -164,6 +164,13 @@ func TestFamilies(t *testing.T) {
 						t.Errorf("%s: %d events of type %s on the connection, want 1: %v", end.n.Name, types[typ], typ, types)
 					}
 				}
+				cause := map[string]string{"received": "reset-received", "sent": "linger-zero"}[end.reset]
+				if end.reset == "sent" && !tt.mptcp {
+					cause = "close-with-unread-data"
+				}
+				if a := one(t, evs, "abort", connection).Abort; a.Cause != cause {
+					t.Errorf("%s: abort %+v, want %s", end.n.Name, a, cause)
+				}
 				for _, e := range pick(evs, "retransmit", connection) {
 					// What Multipath TCP adds are options, not bytes.
 					if r := e.Retransmit; r.SeqEnd-r.SeqStart != end.bytes {
