@@ -162,6 +162,23 @@ var resets = []situation{
 		ends: [2]string{"local disconnected ESTABLISHED", "peer reset-received ESTABLISHED"},
 	},
 	{
+		name: "half-closed, then disconnected",
+		do: func(t *testing.T, s *scene) {
+			client, server := s.connect()
+			if err := client.CloseWrite(); err != nil {
+				t.Fatal(err)
+			}
+			gone(t, server, io.EOF)
+			s.until("FIN acknowledged", 5*time.Second, func(e *events.Event) bool {
+				return an("state", s.A)(e) && e.State.New == "FIN_WAIT2"
+			})
+			disconnect(t, client)
+			s.until("abort", 5*time.Second, an("abort", s.B))
+		},
+		a: "OutRsts 1, ActiveOpens 1", b: "EstabResets 1, PassiveOpens 1",
+		ends: [2]string{"local disconnected FIN_WAIT2", "peer reset-received CLOSE_WAIT"},
+	},
+	{
 		name: "reset by a socket in TIME_WAIT",
 		do: func(t *testing.T, s *scene) {
 			client, server := s.connect()
@@ -212,7 +229,11 @@ var resets = []situation{
 		a: "ActiveOpens 1", b: "PassiveOpens 1",
 		check: func(t *testing.T, s *scene, evs []events.Event) {
 			for n, direction := range map[*testlab.Node]string{s.A: "received", s.B: "sent"} {
-				for _, e := range pick(evs, events.TypeReset, in(n)) {
+				resets := pick(evs, events.TypeReset, in(n))
+				if len(resets) != 2 {
+					t.Errorf("%s: %d resets, want 2", n.Name, len(resets))
+				}
+				for _, e := range resets {
 					if r := e.Reset; r.Direction != direction || r.Socket || r.SeenBy != "wire" {
 						t.Errorf("%s: %+v", n.Name, r)
 					}

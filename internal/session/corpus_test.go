@@ -2,6 +2,7 @@ package session_test
 
 import (
 	"fmt"
+	"net/netip"
 	"regexp"
 	"slices"
 	"strings"
@@ -131,16 +132,9 @@ func inCapture(t *testing.T, n *testlab.Node, c *testlab.Capture, evs []events.E
 			handed = append(handed, e)
 		}
 	}
-	if queued && len(handed) > len(again) {
-		// Each packet that did leave has its event all the same.
-		match(t, n.Name+": retransmission", again, handed, func(p testlab.Packet, e *events.Event) bool {
-			return p.Seq == e.Retransmit.SeqStart && p.SeqEnd() == e.Retransmit.SeqEnd
-		}, false)
-	} else {
-		match(t, n.Name+": retransmission", again, handed, func(p testlab.Packet, e *events.Event) bool {
-			return p.Seq == e.Retransmit.SeqStart && p.SeqEnd() == e.Retransmit.SeqEnd
-		}, true)
-	}
+	match(t, n.Name+": retransmission", again, handed, func(p testlab.Packet, e *events.Event) bool {
+		return p.Seq == e.Retransmit.SeqStart && p.SeqEnd() == e.Retransmit.SeqEnd
+	}, !queued)
 
 	rst := slices.DeleteFunc(packets, func(p testlab.Packet) bool { return !p.Flags.Has(testlab.RST) })
 	match(t, n.Name+": reset", rst, pick(evs, events.TypeReset, in(n)), func(p testlab.Packet, e *events.Event) bool {
@@ -181,7 +175,7 @@ func match(t *testing.T, what string, packets []testlab.Packet, evs []events.Eve
 // before.
 func sentAgain(t *testing.T, packets []testlab.Packet) (again []testlab.Packet) {
 	t.Helper()
-	type flow struct{ src, dst any }
+	type flow struct{ src, dst netip.AddrPort }
 	ends := make(map[flow]uint32)
 	for _, p := range packets {
 		if !p.Outgoing || p.SeqEnd() == p.Seq {
