@@ -220,6 +220,7 @@ func (q *sequence) see(first, last uint32) {
 type evidence struct {
 	ends    []*end
 	marks   []*line
+	beside  []*line // what happened beside the sockets: drops, ICMP errors, neighbours, reads and writes
 	targets []*line
 	resets  map[bootTuple][]*line // sent, in whatever namespace
 	matched map[*line]*line       // RST received -> RST sent
@@ -289,6 +290,7 @@ func (c *Collector) collect() *evidence {
 						marks[k] = true
 						ev.marks = append(ev.marks, l)
 					}
+				case ev.takes(s, l):
 				case l.Netns == nil || s.passed[l.ns()]:
 				case l.Target != nil:
 					ev.targets = append(ev.targets, l)
@@ -315,6 +317,7 @@ func (c *Collector) collect() *evidence {
 	}
 	byTime(ev.marks)
 	byTime(ev.targets)
+	byTime(ev.beside)
 	byTime(loose)
 	for _, k := range keys {
 		ev.ends = append(ev.ends, lives(k.ns, socks[k])...)
@@ -327,6 +330,7 @@ func (c *Collector) collect() *evidence {
 	for _, e := range ev.ends {
 		e.findTrouble()
 	}
+	ev.takenTrouble()
 	return ev
 }
 

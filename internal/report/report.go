@@ -133,6 +133,10 @@ type Step struct {
 	Mark            *events.Mark      `json:"mark,omitempty"`
 	Target          *events.Target    `json:"target,omitempty"`
 	Lost            *events.Lost      `json:"lost,omitempty"`
+	Drops           *Drops            `json:"drops,omitempty"`
+	ICMP            *events.ICMP      `json:"icmp,omitempty"`
+	Neighbour       *events.Neighbour `json:"neighbour,omitempty"`
+	Calls           *Calls            `json:"calls,omitempty"`
 
 	rank int // among steps of the same time
 }
@@ -154,6 +158,10 @@ const (
 	KindLate            = "late-segment"
 	KindReset           = "reset"
 	KindError           = "error"
+	KindDropped         = "dropped"
+	KindICMP            = "icmp"
+	KindNeighbour       = "neighbour"
+	KindIO              = "io"
 	KindMark            = "mark"
 	KindTarget          = "target"
 	KindLost            = "lost"

@@ -172,7 +172,7 @@ func (t *teller) part(e *end, ls []*line, answered bool) {
 	default:
 		s.Text = fmt.Sprintf("%s retransmitted %d times until %s (%s)", t.endOf(e), r.Count, t.at(s.UntilNS), causes(r.Causes))
 	}
-	s.Text += sendErrors(r) + bySeen(e)
+	s.Text += sendErrors(r) + bySeen(e) + t.took(e, ls[0])
 	if r.PeerGone {
 		s.Text += fmt.Sprintf(", though %s was gone", t.endOf(p))
 	}
@@ -271,7 +271,7 @@ func (t *teller) quick(e *end, rs []run, reached func(uint32) string) {
 	} else {
 		s.Text = fmt.Sprintf("%s retransmitted %s in %d runs until %s (%s)%s, each answered within %s", t.endOf(e), times, len(rs), t.at(last.MonoNS), causes(r.Causes), sendErrors(r)+bySeen(e), spanUs(stall))
 	}
-	s.Text += reached(last.Recovered.Ack)
+	s.Text += t.took(e, ls[0]) + reached(last.Recovered.Ack)
 	t.add(s)
 }
 

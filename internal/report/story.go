@@ -86,6 +86,7 @@ func (t *teller) tell() {
 		}
 	}
 	t.around()
+	t.taken()
 	for _, e := range t.ends {
 		for _, v := range e.visitors {
 			t.lateSegments(v)
