@@ -140,7 +140,11 @@ func (t *teller) answered(l *line) bool {
 		return false
 	}
 	for _, e := range t.ends {
-		for _, ls := range [][]*line{e.lines, e.loose} {
+		all := [][]*line{e.lines, e.loose}
+		for _, v := range e.visitors {
+			all = append(all, v.loose)
+		}
+		for _, ls := range all {
 			for _, r := range ls {
 				if r.Reset != nil && r.Reset.Trigger != nil && r.Reset.Trigger.SeqStart == l.Drop.Segment.SeqStart && max(r.MonoNS, l.MonoNS)-min(r.MonoNS, l.MonoNS) < slackNS {
 					return true
