@@ -2,15 +2,14 @@ package events
 
 import "strings"
 
-// OnWire is the RST as it was sent or as it arrived: seen, or as the kernel
-// makes it for the segment that it answers (tcp_v4_send_reset). It is nil
-// where neither is known.
+// OnWire is the RST as it was sent or as it arrived: as the kernel makes it for
+// the segment that it answers (tcp_v4_send_reset), else as it was seen. It is
+// nil where neither is known. What was seen of an answer may be another RST
+// that left at the same time.
 func (r *Reset) OnWire() *Segment {
 	switch t := r.Trigger; {
-	case r.Segment != nil:
-		return r.Segment
 	case t == nil:
-		return nil
+		return r.Segment
 	case t.Has("ACK"):
 		return &Segment{SeqStart: t.Ack, SeqEnd: t.Ack, Flags: "RST"}
 	default:

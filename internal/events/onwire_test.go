@@ -9,7 +9,8 @@ func TestOnWire(t *testing.T) {
 		{Segment{SeqStart: 10, SeqEnd: 20, Ack: 7, Flags: "PSH,ACK"}, Segment{SeqStart: 7, SeqEnd: 7, Flags: "RST"}},
 		{Segment{SeqStart: 10, SeqEnd: 11, Flags: "SYN"}, Segment{Ack: 11, Flags: "RST,ACK"}},
 	} {
-		if got := (&Reset{Trigger: &tt.trigger}).OnWire(); *got != tt.want {
+		other := Segment{SeqStart: 99, Flags: "RST,ACK"}
+		if got := (&Reset{Trigger: &tt.trigger, Segment: &other}).OnWire(); *got != tt.want {
 			t.Errorf("answer to %+v: %+v, want %+v", tt.trigger, *got, tt.want)
 		}
 	}

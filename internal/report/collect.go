@@ -581,9 +581,9 @@ func (e *end) findTrouble() {
 			}
 		case l.Probe != nil && l.Probe.Kind == "zero-window":
 			began(l.MonoNS)
-		case l.Probe != nil:
-			switch {
-			case l.Probe.Number == 1 || alone == 0:
+		case l.Probe != nil && l.Probe.Direction == "sent":
+			// Only who sends them knows whether they are answered.
+			if l.Probe.Number == 1 || alone == 0 {
 				alone = l.MonoNS
 			}
 			if l.Probe.Number > 1 {

@@ -463,6 +463,50 @@ func TestNoTrouble(t *testing.T) {
 	}
 }
 
+// Brief stories of one kind are told once, unless they are asked for, or are
+// only two, or one of them is another.
+func TestBrief(t *testing.T) {
+	const more = "more connections of this kind"
+	evs := parse(t, "tries")
+	refused := func(o report.Options, evs []*events.Event) (int, string) {
+		r, text := tell(t, o, file{"tries.jsonl", lines(evs)})
+		if o.Sock == "" && len(r.Stories) != r.Troubled {
+			t.Errorf("%d stories of %d with trouble", len(r.Stories), r.Troubled)
+		}
+		return strings.Count(text, "'s end was refused"), text
+	}
+	if n, text := refused(report.Options{}, evs); n != 1 || !strings.Contains(text, "  4 "+more) {
+		t.Errorf("%d told of 5:\n%s", n, text)
+	}
+	_, e := first(t, evs, ofType(events.TypeReset))
+	if n, text := refused(report.Options{Sock: netip.AddrPortFrom(e.Sock.Local.Addr(), 8080).String()}, evs); n != 5 || strings.Contains(text, more) {
+		t.Errorf("%d told of 5 that were asked for:\n%s", n, text)
+	}
+	// One of another process is told by itself.
+	var socks []uint64
+	for _, e := range evs {
+		if e.Abort != nil {
+			socks = append(socks, e.Sock.Cookie)
+		}
+	}
+	for _, e := range evs {
+		if e.Sock != nil && e.Sock.Cookie == socks[2] && e.Owner != nil {
+			o := *e.Owner
+			o.Comm = "another"
+			e.Owner = &o
+		}
+	}
+	if n, text := refused(report.Options{}, evs); n != 2 || !strings.Contains(text, "  3 "+more) {
+		t.Errorf("%d told of 4 and 1:\n%s", n, text)
+	}
+	two := slices.DeleteFunc(evs, func(e *events.Event) bool {
+		return e.Sock != nil && e.Sock.Cookie != 0 && slices.Contains(socks[2:], e.Sock.Cookie)
+	})
+	if n, text := refused(report.Options{}, two); n != 2 || strings.Contains(text, "ECONNREFUSED\n  ") {
+		t.Errorf("%d told of 2:\n%s", n, text)
+	}
+}
+
 func parseCookie(t *testing.T, evs []*events.Event) uint64 {
 	_, e := first(t, evs, func(e *events.Event) bool { return e.Netns != nil && e.Netns.Name == "client" && e.Sock != nil })
 	return e.Sock.Cookie

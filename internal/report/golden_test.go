@@ -32,6 +32,8 @@ func TestGolden(t *testing.T) {
 		{name: "reuse", files: []string{"reuse"}},
 		{name: "killed", files: []string{"killed"}},
 		{name: "unsent", files: []string{"unsent"}},
+		{name: "idle", files: []string{"idle"}},
+		{name: "tries", files: []string{"tries"}},
 		{name: "unheard", files: []string{"unheard"}},
 		{name: "restart", files: []string{"restart"}},
 	} {

@@ -483,6 +483,31 @@ var scenes = map[string]func(t *testing.T) map[string]string{
 		return s.finish()
 	},
 
+	// An idle connection whose keepalive probes are answered.
+	"idle": func(t *testing.T) map[string]string {
+		s := newScene(t)
+		s.observe("idle", s.A, s.B)
+		_, server := s.connect(s.listen())
+		if err := testlab.Set(server, testlab.KeepAlive(time.Second, time.Second, 9)); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(3500 * time.Millisecond)
+		return s.finish()
+	},
+
+	// A process tries to connect until somebody listens.
+	"tries": func(t *testing.T) map[string]string {
+		s := newScene(t)
+		s.observe("tries", s.A, s.B)
+		for range 5 {
+			if _, err := s.A.DialContext(t.Context(), "tcp", s.B.Addr(port).String()); !errors.Is(err, unix.ECONNREFUSED) {
+				t.Fatal(err)
+			}
+		}
+		s.connect(s.listen())
+		return s.finish()
+	},
+
 	// A container is killed with a connection, and started again.
 	"restart": func(t *testing.T) map[string]string {
 		testlab.Privileged(t)
@@ -570,6 +595,8 @@ var parts = map[string][]string{
 		"worker's end ended because data arrived after its process had closed it; it sent a RST (TCP_ABORT_ON_DATA); the FIN was never sent",
 		"client's end gave up first: TCP_USER_TIMEOUT (2 s) had passed with 15 bytes that did not leave its host, though the peer's window was open (", " of the probe timer failed; its process is told ETIMEDOUT",
 	},
+	"idle":  {"1 connection in 1 file, none had trouble"},
+	"tries": {"4 more connections of this kind ended like this, each within a second, the last at ", "6 connections in 1 file: 5 with trouble, 1 without"},
 	"unheard": {
 		"was no socket: worker has that address and was watched all the while, and no socket there took part in this connection, though one listened on that port",
 		"client's end was closed by its process while it was connecting",

@@ -704,7 +704,9 @@ func (t *teller) left(e *end, l *line, ended *Ended) string {
 		what := unsent(tcp, l.Abort.State)
 		text += fmt.Sprintf("; %s %s never sent", what, wasOrWere(what))
 	}
-	if tcp.UnreadBytes > 0 && l.Abort.Cause != "close-with-unread-data" {
+	// A process that has closed its end reads nothing more.
+	closed := l.Abort.State == "LAST_ACK" || l.Abort.State == "CLOSING" || l.Abort.Facts.Dead
+	if tcp.UnreadBytes > 0 && l.Abort.Cause != "close-with-unread-data" && !closed {
 		what := unread(tcp, l.Abort.State)
 		text += fmt.Sprintf("; %s it had received %s not read yet", what, wasOrWere(what))
 	}

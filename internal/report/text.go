@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/sockwatch/sockwatch/internal/events"
 	"github.com/sockwatch/sockwatch/internal/sink"
 )
 
@@ -22,12 +23,92 @@ func (r *Report) AppendText(b []byte) []byte {
 	if len(p.b) > len(b) {
 		p.blank()
 	}
+	alike := r.alike()
 	for i := range r.Stories {
+		like, told := alike[i]
+		if told && like == nil {
+			continue // with the first of its kind
+		}
 		r.Stories[i].print(&p)
+		if n := len(like); n > 0 {
+			last := &r.Stories[like[n-1]]
+			p.line("  %d more connections of this kind ended like this, each within a second, the last at %s; --sock tells each", n, last.ended())
+		}
 		p.blank()
 	}
 	p.line("%s", r.conclusion())
 	return p.b
+}
+
+// alike finds brief stories of one kind, such as those of a process that tries
+// to connect until somebody listens: of three or more, the first is told. It
+// returns which others are like a story, and nothing for those.
+func (r *Report) alike() map[int][]int {
+	out := make(map[int][]int)
+	if r.selected {
+		return out
+	}
+	kinds := make(map[string][]int)
+	for i := range r.Stories {
+		if k := r.Stories[i].brief(); k != "" {
+			kinds[k] = append(kinds[k], i)
+		}
+	}
+	for _, is := range kinds {
+		if len(is) < 3 {
+			continue
+		}
+		out[is[0]] = is[1:]
+		for _, i := range is[1:] {
+			out[i] = nil
+		}
+	}
+	return out
+}
+
+// brief is of what kind a story is that was over within a second, and in which
+// nothing had to be sent again; empty for others. The kind is who had to do
+// with whom, and how each end ended.
+func (st *Story) brief() string {
+	var kind strings.Builder
+	from, to := uint64(0), uint64(0)
+	for i := range st.Steps {
+		s := &st.Steps[i]
+		switch s.Kind {
+		case KindMark, KindTarget:
+			continue
+		case KindOpened, KindClosing, KindClosed, KindAborted, KindLate, KindReset:
+		default:
+			return ""
+		}
+		if from == 0 {
+			from = s.MonoNS
+		}
+		to = s.MonoNS
+		if s.Ended != nil {
+			fmt.Fprintf(&kind, "%d %s ", *s.End, s.Ended.Cause)
+		}
+	}
+	if to-from >= quickNS {
+		return ""
+	}
+	for i := range st.Ends {
+		e := &st.Ends[i]
+		fmt.Fprintf(&kind, "%s %d %t %s %s ", e.Netns.Name, e.Netns.Generation, e.Socket, e.Role, e.Ending)
+		if e.Owner != nil {
+			kind.WriteString(e.Owner.Comm)
+		}
+		if e.Role == RoleOpened {
+			kind.WriteString(e.Sock.Remote.String())
+		}
+	}
+	return kind.String()
+}
+
+// ended is the wall time of the last step.
+func (st *Story) ended() events.WallTime {
+	last := &st.Steps[len(st.Steps)-1]
+	return st.ZeroTime + events.WallTime(last.MonoNS-st.ZeroNS)
 }
 
 type printer struct{ b []byte }
