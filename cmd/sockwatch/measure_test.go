@@ -28,6 +28,78 @@ func TestMeasureScripts(t *testing.T) {
 	})
 }
 
+// The docker backend makes the same of the quick plan, with shorter times, and
+// of one held cell; and leaves nothing when it is killed in the middle of one.
+func TestMeasureDocker(t *testing.T) {
+	testlab.NewDocker(t) // or skip
+	plan, dir := writePlan(t, strings.Replace(killedPlan, "cells:\n", `cells:
+  - name: control
+    order: first
+    route: proxied
+    connection: warm
+    predict: {landed: always, from: 0s, to: 2s, by: x}
+`, 1))
+	out := filepath.Join(dir, "out")
+	cmd := exec.Command(filepath.Join(binDir, "sockwatch"), "measure", plan, "-o", out, "--backend", "docker", "--only", "control|held")
+	if b, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, b)
+	}
+	rows := table(t, filepath.Join(out, "captures.tsv"))
+	for id, landed := range map[string]string{"control-01": "yes", "held-01": ""} {
+		row := rows[id]
+		if row["valid"] != "yes" || landed != "" && row["landed"] != landed || strings.HasPrefix(row["explanation"], "undecided") {
+			t.Errorf("%s: %v", id, row)
+		}
+	}
+	if by := rows["held-01"]["delivered_by"]; !strings.HasSuffix(by, "retransmission by timeout") {
+		t.Errorf("held: delivered by %q", by)
+	}
+
+	killed := filepath.Join(dir, "killed")
+	var stderr bytes.Buffer
+	cmd = exec.Command(filepath.Join(binDir, "sockwatch"), "measure", plan, "-o", killed, "--backend", "docker", "--only", "held")
+	cmd.Stderr = &stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	await(t, filepath.Join(killed, "evidence", "held-01.jsonl"), `"text":"pause of controlplane","kind":"applied"`)
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	expectClean(t, cmd.Process.Pid, killed, &stderr)
+	_ = cmd.Wait() // the watchdog has its stderr, too
+}
+
+// await waits until a file has a text.
+func await(t *testing.T, path, text string) {
+	t.Helper()
+	for end := time.Now().Add(testlab.Slack(30 * time.Second)); ; time.Sleep(10 * time.Millisecond) {
+		if b, _ := os.ReadFile(path); bytes.Contains(b, []byte(text)) {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%s has no %s", path, text)
+		}
+	}
+}
+
+// expectClean waits for the machine to be clean, no longer than it may take.
+func expectClean(t *testing.T, pid int, out string, stderr fmt.Stringer) {
+	t.Helper()
+	killed := time.Now()
+	for {
+		left := leftBy(t, pid, out)
+		if len(left) == 0 {
+			t.Logf("clean after %s", time.Since(killed).Round(time.Millisecond))
+			return
+		}
+		if time.Since(killed) > testlab.Slack(5*time.Second) {
+			t.Fatalf("left behind after 5 s:\n%s\nit said: %s", strings.Join(left, "\n"), stderr)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
 // table reads a table with a header, by the first column.
 func table(t *testing.T, path string) map[string]map[string]string {
 	t.Helper()
@@ -127,15 +199,7 @@ func TestMeasureNodeDies(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	sent := filepath.Join(out, "evidence", "waits-01.jsonl")
-	for end := time.Now().Add(testlab.Slack(20 * time.Second)); ; time.Sleep(10 * time.Millisecond) {
-		if b, _ := os.ReadFile(sent); bytes.Contains(b, []byte("sent: the client starts")) {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatalf("nothing is sent\n%s", &stderr)
-		}
-	}
+	await(t, filepath.Join(out, "evidence", "waits-01.jsonl"), "sent: the client starts")
 	var record struct{ ID string }
 	b, err := os.ReadFile(filepath.Join(out, "run.json"))
 	if err == nil {
@@ -234,15 +298,8 @@ func TestMeasureKilled(t *testing.T) {
 			if err := cmd.Process.Kill(); err != nil {
 				t.Fatal(err)
 			}
-			killed := time.Now()
-			for what := []string{""}; len(what) > 0; time.Sleep(20 * time.Millisecond) {
-				what = leftBy(t, cmd.Process.Pid, out)
-				if len(what) > 0 && time.Since(killed) > testlab.Slack(5*time.Second) {
-					t.Fatalf("left behind after 5 s:\n%s\nit said: %s", strings.Join(what, "\n"), &stderr)
-				}
-			}
+			expectClean(t, cmd.Process.Pid, out, &stderr)
 			<-ended
-			t.Logf("clean after %s", time.Since(killed).Round(time.Millisecond))
 		})
 	}
 }
@@ -278,6 +335,9 @@ func leftBy(t *testing.T, pid int, out string) (left []string) {
 			left = append(left, files...)
 		}
 	}
+	if record.ID != "" {
+		left = append(left, containersOf("m"+record.ID)...)
+	}
 	procs, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
 		t.Fatal(err)
@@ -290,6 +350,22 @@ func leftBy(t *testing.T, pid int, out string) (left []string) {
 		for _, w := range words {
 			if bytes.Contains(b, []byte(w)) {
 				left = append(left, fmt.Sprintf("%s: %s", p, bytes.ReplaceAll(b, []byte{0}, []byte{' '})))
+			}
+		}
+	}
+	return left
+}
+
+// containersOf lists the containers and networks of a run, where there is Docker.
+func containersOf(lab string) (left []string) {
+	for _, what := range []string{"container", "network"} {
+		args := []string{what, "ls", "--filter", "name=" + lab, "--format", what + " {{.Name}}"}
+		if what == "container" {
+			args = append(args, "--all")
+		}
+		if b, err := exec.Command("docker", args...).Output(); err == nil {
+			for l := range strings.Lines(string(b)) {
+				left = append(left, strings.TrimSpace(l))
 			}
 		}
 	}
