@@ -178,10 +178,14 @@ func TestUncounted(t *testing.T) {
 // What a namespace saw nothing of is known only if it was watched all the
 // while, has the address and nobody else does.
 func TestUnheard(t *testing.T) {
-	const known, listens = "was no socket: worker has that address and was watched all the while", ", though one listened on that port"
+	const known, listens, arrived = "was no socket: worker has that address and was watched all the while", ", though one listened on that port", "a SYN that arrived and was not answered would not show"
 	evs := parse(t, "unheard")
 	_, text := tell(t, report.Options{}, file{"unheard.jsonl", lines(evs)})
-	has(t, text, known, listens)
+	has(t, text, known, listens, "2 segments of client's end were dropped in worker")
+	hasNot(t, text, arrived)
+	evs = slices.DeleteFunc(evs, func(e *events.Event) bool { return e.Drop != nil })
+	_, text = tell(t, report.Options{}, file{"unheard.jsonl", lines(evs)})
+	has(t, text, known, listens, arrived)
 
 	_, listen := first(t, evs, func(e *events.Event) bool { return e.State != nil && e.State.New == "LISTEN" })
 	quiet := slices.DeleteFunc(slices.Clone(evs), func(e *events.Event) bool { return e == listen })

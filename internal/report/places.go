@@ -85,7 +85,8 @@ func (t *teller) absent(e *end) string {
 		if w.listened(remote, e.born, e.until()) {
 			text += ", though one listened on that port"
 		}
-		if e.opener == 1 && entered(e, "ESTABLISHED") == nil {
+		dropped := slices.ContainsFunc(t.ev.beside, func(l *line) bool { return l.Drop != nil && l.ns() == w.ns && t.concerns(l) })
+		if e.opener == 1 && entered(e, "ESTABLISHED") == nil && !dropped {
 			text += " (a SYN that arrived and was not answered would not show)"
 		}
 		return text
