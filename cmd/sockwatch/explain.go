@@ -36,7 +36,8 @@ names: a mark, by its text or its kind (the first that matches), or a line of th
 first FILE, by its seq.
 
 What a story says follows from the lines, which --json names for each step; what
-is inferred is called so. Connections without trouble are counted; --sock tells
+is inferred is called so. Connections without trouble are counted, and so are
+those that were over within a second like others of their kind; --sock tells
 those that it names in any case.
 
 The exit status is 0 whatever the evidence says; sockwatch verify judges it.`,
