@@ -122,6 +122,7 @@ func TestTallyAdds(t *testing.T) {
 		{name: "fast, three segments", event: retransmit(mid, "fast", set(func(e *events.Event) { e.Retransmit.Segments = 3 })), sure: "RetransSegs 3, TCPFastRetrans 3"},
 		{name: "fast that failed", event: retransmit(mid, "fast", failed("NET_XMIT 1")), sure: "RetransSegs 1, TCPRetransFail 1"},
 		{name: "loss recovery", event: retransmit(mid, "loss-recovery"), sure: "RetransSegs 1, TCPSlowStartRetrans 1"},
+		{name: "segments too large", event: retransmit(mid, "mtu"), sure: "RetransSegs 1, TCPSlowStartRetrans 1"},
 		{
 			name: "undecided retransmission", event: retransmit(mid, "undecided"), sure: "RetransSegs 1",
 			may: "TCPTimeouts 1, TCPLossProbes 1, TCPFastRetrans 1, TCPSlowStartRetrans 1",
