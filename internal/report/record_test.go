@@ -605,7 +605,7 @@ var parts = map[string][]string{
 		"docker:worker's end was closed first, at least for sending, by its process", "docker:worker was no longer watched", "docker:worker came back as another namespace",
 		"of docker:client's end reached docker:worker/2 and found", "docker:client's end was reset: it accepted a RST sent by docker:worker/2", "its process is told EPIPE",
 	},
-	"reuse": {"sent by another socket of client with the same addresses", "it arrived in worker at another socket"},
+	"reuse": {"it sent a RST (TCP_STATE), which was not seen to arrive in worker", "sent by another socket of client with the same addresses", "it arrived in worker at another socket"},
 }
 
 // TestScenes observes real sockets and tells what happened to them. With

@@ -637,6 +637,9 @@ func (t *teller) aborted(e *end, l *line) {
 		s.Text += from
 	case rst != nil:
 		s.Text += "; it sent a RST" + reasonWords(rst)
+		if first && s.Ended.Reset.Arrived == ArrivedNotSeen && endedToo(e.peer, l) {
+			s.Text += ", which was not seen to arrive in " + t.name(e.peer)
+		}
 	}
 	if l.TCP != nil {
 		s.Ended.Outstanding = outstanding(l.TCP)
@@ -868,11 +871,14 @@ func (t *teller) ownReset(e *end, l *line) {
 	t.breaks = append(t.breaks, l.MonoNS)
 }
 
+// endedToo reports whether the other end ended soon after this one.
+func endedToo(p *end, l *line) bool { return p.closed != 0 && p.closed-l.MonoNS < slackNS }
+
 // unaware tells that the other end does not learn that this one is gone.
 func (t *teller) unaware(e *end, l, rst *line, r *Reset) {
 	p := e.peer
 	got := t.ev.arrived[rst]
-	if (got != nil && got.Reset.Socket) || (p.closed != 0 && p.closed-l.MonoNS < slackNS) {
+	if (got != nil && got.Reset.Socket) || endedToo(p, l) {
 		return
 	}
 	s := t.step(KindUnaware, p, l)
