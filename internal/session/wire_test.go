@@ -138,6 +138,32 @@ func TestWireMethods(t *testing.T) {
 			want: map[events.Type]int{"retransmit": 2, "recovered": 1},
 		},
 		{
+			name: "host unreachable",
+			do: func(t *testing.T, w *wires) {
+				client, server := w.connect(t, "tcp4")
+				reject := w.B.RejectICMP(port, testlab.In, testlab.HostUnreachable)
+				send(t, client, 100)
+				w.until(t, "fourth retransmission", func(e *events.Event) bool { return e.Retransmit != nil && e.Retransmit.Attempt == 4 })
+				reject.Undo()
+				receive(t, server, 100)
+				w.until(t, "recovery", an("recovered", w.A))
+			},
+			want: map[events.Type]int{"icmp": 3},
+		},
+		{
+			name: "prohibited over IPv6",
+			do: func(t *testing.T, w *wires) {
+				client, server := w.connect(t, "tcp6")
+				reject := w.B.RejectICMP(port, testlab.In, testlab.AdminProhibited)
+				send(t, client, 100)
+				w.until(t, "fourth retransmission", func(e *events.Event) bool { return e.Retransmit != nil && e.Retransmit.Attempt == 4 })
+				reject.Undo()
+				receive(t, server, 100)
+				w.until(t, "recovery", an("recovered", w.A))
+			},
+			want: map[events.Type]int{"icmp": 3},
+		},
+		{
 			name: "ordinary",
 			do: func(t *testing.T, w *wires) {
 				l := w.B.Listen("tcp4", w.B.Addr(port).String())
@@ -186,7 +212,7 @@ func TestWireMethods(t *testing.T) {
 				}
 			}
 			if len(tt.want) == 0 {
-				none(t, packet, nil, "probe", "reset")
+				none(t, packet, nil, "probe", "reset", "icmp")
 			}
 			if !declared(packet[0].Session, "probes and resets at the edge are seen by a packet socket") {
 				t.Errorf("no blind spot says so: %q", packet[0].Session.BlindSpots)
@@ -243,6 +269,8 @@ func essence(evs []events.Event, n *testlab.Node) []string {
 			what = fmt.Sprintf("%s attempt %d", e.Retransmit.Cause, e.Retransmit.Attempt)
 		case e.Recovered != nil:
 			what = fmt.Sprintf("ack %d of %d bytes after %d, exact %v", e.Recovered.Ack, e.Recovered.AckedBytes, e.Recovered.Retransmits, e.Recovered.Exact)
+		case e.ICMP != nil:
+			what = fmt.Sprintf("%+v", *e.ICMP)
 		case e.Abort != nil:
 			what = e.Abort.By + " " + e.Abort.Cause
 		default:
