@@ -88,7 +88,8 @@ func helpCommand() *cobra.Command {
 // would silently be no -o at all.
 func noEmptyFlags(cmd *cobra.Command, _ []string) (err error) {
 	cmd.Flags().Visit(func(f *pflag.Flag) {
-		if f.Value.Type() == "string" && f.Value.String() == "" && err == nil {
+		empty := map[string]string{"string": "", "stringSlice": "[]"}
+		if s, ok := empty[f.Value.Type()]; ok && f.Value.String() == s && err == nil {
 			err = usageError("leave it out, or set the variable that it was to have", "--%s is empty", f.Name)
 		}
 	})
