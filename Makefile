@@ -61,7 +61,7 @@ bench: ## Run the benchmarks; needs root
 	$(GO) test -run '^$$' -bench . -benchmem -timeout 15m $(BENCHFLAGS) ./...
 
 .PHONY: demo
-demo: ## Watch a link that is cut and healed; needs root, takes a minute
+demo: ## Watch a link that is cut and healed, then run an experiment; needs root, takes two minutes
 	@hack/demo.sh
 
 .PHONY: man

@@ -1,9 +1,10 @@
 #!/bin/bash
 # Shows what sockwatch sees: two network namespaces joined by a veth pair, a
 # transfer between them, a link that is cut for 20 seconds, a refused
-# connection and one that is closed with unread data.
+# connection and one that is closed with unread data; then the smallest of the
+# experiments.
 #
-# It touches nothing but the two namespaces it makes, and removes them.
+# It touches nothing but the namespaces it makes, and removes them.
 set -euo pipefail
 
 cut_seconds=${CUT_SECONDS:-20}
@@ -143,8 +144,16 @@ say "Ctrl-C"
 kill -INT "$sockwatch"
 wait "$sockwatch"
 
+say "an experiment: does a request that its client abandoned still land? about a minute"
+rm -rf dist/quick
+./sockwatch measure quick -o dist/quick &
+measure=$!
+pids+=("$measure")
+wait "$measure"
+sed -n '/^| cell/,/^$/p; /^- /p' dist/quick/summary.md
+
 if [[ -n ${SUDO_UID:-} && -n ${SUDO_GID:-} ]]; then
-	chown "$SUDO_UID:$SUDO_GID" "$evidence" dist sockwatch
+	chown -R "$SUDO_UID:$SUDO_GID" "$evidence" dist sockwatch
 fi
 say "the evidence, $(wc -l <"$evidence") lines: $evidence"
 echo "  for example:  grep '\"type\":\"retransmit\"' dist/demo.jsonl | head -n 1"
