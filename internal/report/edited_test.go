@@ -467,6 +467,24 @@ func TestNoTrouble(t *testing.T) {
 	}
 }
 
+// A firewall is inferred only where TCP's own would be known.
+func TestFirewall(t *testing.T) {
+	const inferred = "that its TCP did not send"
+	evs := parse(t, "reject")
+	_, text := tell(t, report.Options{}, file{"reject.jsonl", lines(evs)})
+	has(t, text, inferred)
+	_, rst := first(t, evs, func(e *events.Event) bool { return e.Reset != nil && e.Reset.Direction == "sent" })
+	own := *rst
+	own.MonoNS += 1000
+	own.Reset = &events.Reset{Direction: "sent", Reason: "NO_SOCKET", SeenBy: "tcp_send_reset"}
+	_, text = tell(t, report.Options{}, file{"reject.jsonl", lines(insert(slices.Clone(evs), &own))})
+	hasNot(t, text, inferred)
+	evs[0].Session.CannotShow = []string{"resets-without-socket"}
+	_, text = tell(t, report.Options{}, file{"reject.jsonl", lines(evs)})
+	has(t, text, "a RST left worker that no socket sent")
+	hasNot(t, text, inferred)
+}
+
 // Brief stories of one kind are told once, unless they are asked for, or are
 // only two, or one of them is another.
 func TestBrief(t *testing.T) {

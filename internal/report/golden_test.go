@@ -32,6 +32,7 @@ func TestGolden(t *testing.T) {
 		{name: "reuse", files: []string{"reuse"}},
 		{name: "killed", files: []string{"killed"}},
 		{name: "unsent", files: []string{"unsent"}},
+		{name: "reject", files: []string{"reject"}},
 		{name: "idle", files: []string{"idle"}},
 		{name: "tries", files: []string{"tries"}},
 		{name: "unheard", files: []string{"unheard"}},

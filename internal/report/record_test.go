@@ -483,6 +483,18 @@ var scenes = map[string]func(t *testing.T) map[string]string{
 		return s.finish()
 	},
 
+	// A firewall refuses.
+	"reject": func(t *testing.T) map[string]string {
+		s := newScene(t)
+		s.observe("reject", s.A, s.B)
+		s.listen()
+		s.B.RejectTCP(port, testlab.In)
+		if _, err := s.A.DialContext(t.Context(), "tcp", s.B.Addr(port).String()); !errors.Is(err, unix.ECONNREFUSED) {
+			t.Fatal(err)
+		}
+		return s.finish()
+	},
+
 	// An idle connection whose keepalive probes are answered.
 	"idle": func(t *testing.T) map[string]string {
 		s := newScene(t)
@@ -594,6 +606,10 @@ var parts = map[string][]string{
 	"unsent": {
 		"worker's end ended because data arrived after its process had closed it; it sent a RST (TCP_ABORT_ON_DATA); the FIN was never sent",
 		"client's end gave up first: TCP_USER_TIMEOUT (2 s) had passed with 15 bytes that did not leave its host, though the peer's window was open (", " of the probe timer failed; its process is told ETIMEDOUT",
+	},
+	"reject": {
+		"a RST left worker that its TCP did not send (inferred: its firewall made it, or a program did)",
+		"client's end was refused: a RST answered its SYN, sent by worker; its process is told ECONNREFUSED",
 	},
 	"idle":  {"1 connection in 1 file, none had trouble"},
 	"tries": {"4 more connections of this kind ended like this, each within a second, the last at ", "6 connections in 1 file: 5 with trouble, 1 without"},

@@ -268,6 +268,9 @@ func (t *teller) lateSegments(e *end) {
 		}
 		reason := reasonWords(l)
 		switch {
+		case r.Trigger == nil && t.foreign(l):
+			s.Inferred = true
+			s.Text = fmt.Sprintf("a RST left %s that its TCP did not send (inferred: its firewall made it, or a program did)", t.name(e))
 		case r.Trigger == nil:
 			s.Text = fmt.Sprintf("a RST%s left %s that no socket sent", reason, t.name(e))
 		case r.Socket && !e.noSocket && e.closed != 0 && e.closed <= l.MonoNS:
@@ -285,6 +288,18 @@ func (t *teller) lateSegments(e *end) {
 		t.add(s)
 		t.breaks = append(t.breaks, l.MonoNS)
 	}
+}
+
+// foreign reports whether a RST that was seen at the edge of a namespace is not
+// one that its TCP sent, where this kernel tells them apart. Of several that
+// left at once the edge may have seen another.
+func (t *teller) foreign(l *line) bool {
+	if l.Reset.SeenBy != "wire" || l.s.header == nil || slices.Contains(l.s.header.CannotShow, "resets-without-socket") || len(l.s.losses) > 0 {
+		return false
+	}
+	return !slices.ContainsFunc(t.ev.resets[bootTuple{l.s.boot(), tuple{l.Sock.Local, l.Sock.Remote}}], func(o *line) bool {
+		return o != l && max(o.MonoNS, l.MonoNS)-min(o.MonoNS, l.MonoNS) < slackNS
+	})
 }
 
 // told reports whether a reset stands in this story.
