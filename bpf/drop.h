@@ -162,8 +162,13 @@ int kfree_skb(__u64 *ctx)
 	else
 		r->flags |= FLAG_NO_SOCK;
 	if (d.seen) {
-		if (!sk || !r->remote_port)
+		if (!sk || !r->remote_port) {
+			__u16 family = r->family;
+
 			fill_addresses(r, skb, in);
+			if (sk)
+				r->family = family;
+		}
 		r->seg_seq = d.seg.seq;
 		r->seg_end_seq = end_of(&d.seg);
 		r->seg_ack_seq = d.seg.ack;

@@ -76,6 +76,7 @@ func (s *session) socket(e *events.Event) {
 		s.snapshot(e)
 	}
 	s.byItself(e)
+	s.beside(e)
 	if e.Sock == nil || e.Netns == nil {
 		return
 	}
