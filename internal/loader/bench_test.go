@@ -51,28 +51,35 @@ func BenchmarkKernel(b *testing.B) {
 		{"bulk", bulk},
 		{"drop", dropped},
 	} {
-		b.Run(c.name+"/watched", func(b *testing.B) { benchKernel(b, true, c.prepare) })
-		b.Run(c.name+"/unwatched", func(b *testing.B) { benchKernel(b, false, c.prepare) })
+		b.Run(c.name+"/watched", func(b *testing.B) { benchKernel(b, loader.Options{}, true, c.prepare) })
+		b.Run(c.name+"/unwatched", func(b *testing.B) { benchKernel(b, loader.Options{}, false, c.prepare) })
 	}
+	all := loader.Options{IO: true, Segments: true}
+	b.Run("bulk/asked", func(b *testing.B) { benchKernel(b, all, true, bulk) })
+	b.Run("bulk/asked-unwatched", func(b *testing.B) { benchKernel(b, all, false, bulk) })
 }
 
 // traffic is what is measured, and clean what follows unmeasured.
 type traffic struct{ run, clean func() }
 
-func benchKernel(b *testing.B, watched bool, prepare func(testing.TB, *testlab.Node, *net.TCPListener) traffic) {
+func benchKernel(b *testing.B, opts loader.Options, watched bool, prepare func(testing.TB, *testlab.Node, *net.TCPListener) traffic) {
 	node := testlab.NewNodes(b, 1)[0]
-	o, err := loader.Open(loader.Options{HZ: 250, ArrivalThreshold: time.Second})
+	opts.HZ, opts.ArrivalThreshold = 250, time.Second
+	o, err := loader.Open(opts)
 	if err != nil {
 		b.Fatal(err)
 	}
 	defer o.Close()
 	if watched {
-		err := node.Do(func() error { _, err := o.Watch(uint32(node.Inode()), 0); return err })
+		var w *loader.Watch // whose links end when nobody holds it
+		err := node.Do(func() (err error) { w, err = o.Watch(uint32(node.Inode()), 0); return err })
 		if err != nil {
 			b.Fatal(err)
 		}
+		defer w.Close()
 	}
-	empty := emptyPrograms(b, "inet_sock_set_state", "tcp_destroy_sock", "tcp_send_reset", "tcp_probe", "tcp_rcv_space_adjust", "kfree_skb")
+	empty := emptyPrograms(b, "inet_sock_set_state", "tcp_destroy_sock", "tcp_send_reset", "tcp_probe", "tcp_rcv_space_adjust", "kfree_skb",
+		"sock_send_length", "sock_recv_length")
 	defer drain(b, o)()
 	l := node.Listen("tcp4", "127.0.0.1:0")
 
@@ -161,6 +168,9 @@ func emptyPrograms(tb testing.TB, hooks ...string) map[string]*ebpf.Program {
 			Type: ebpf.Tracing, AttachType: ebpf.AttachTraceRawTp, AttachTo: hook, License: "GPL",
 			Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()},
 		})
+		if errors.Is(err, ebpf.ErrNotSupported) {
+			continue // this kernel has no such hook
+		}
 		if err != nil {
 			tb.Fatal(err)
 		}
