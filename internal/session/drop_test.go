@@ -270,3 +270,62 @@ func TestNoDrop(t *testing.T) {
 		})
 	}
 }
+
+// TestDropRejected: what the packet filter answers with a reset it drops too.
+func TestDropRejected(t *testing.T) {
+	t.Parallel()
+	s := stage(t, session.Config{})
+	client, server := s.connect()
+	s.B.RejectTCP(port, testlab.In)
+	send(t, client, 100)
+	gone(t, client, unix.ECONNRESET)
+	want := cookie(t, server)
+	s.until("abort", 10*time.Second, an("abort", s.A))
+	evs := s.finish()
+	if declared(evs[0].Session, blindDropReceived) {
+		none(t, evs, nil, "drop")
+		return
+	}
+	e := one(t, evs, "drop", nil)
+	if d := e.Drop; !in(s.B)(&e) || d.Reason != "NETFILTER_DROP" || d.Direction != "received" || d.Segment.SeqEnd-d.Segment.SeqStart != 100 || e.Sock.Cookie != want {
+		t.Errorf("%+v segment %+v of %+v", d, d.Segment, e.Sock)
+	}
+	if r := one(t, evs, "reset", func(e *events.Event) bool { return e.Reset.Socket && e.Reset.Direction == "received" }); r.MonoNS < e.MonoNS-uint64(testlab.Slack(time.Millisecond)) {
+		t.Errorf("the reset came %d ns before the drop", e.MonoNS-r.MonoNS)
+	}
+}
+
+// TestNoDropOfCapture: a capture that nobody reads loses its copies, and TCP
+// nothing.
+func TestNoDropOfCapture(t *testing.T) {
+	t.Parallel()
+	s := stage(t, session.Config{})
+	fd, err := s.B.Socket(unix.AF_PACKET, unix.SOCK_RAW, unix.ETH_P_ALL<<8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 4096); err != nil {
+		t.Fatal(err)
+	}
+	client, server := s.connect()
+	for range 50 {
+		send(t, client, 1000)
+		receive(t, server, 1000)
+		send(t, server, 1000)
+		receive(t, client, 1000)
+	}
+	stats, err := unix.GetsockoptTpacketStats(fd, unix.SOL_PACKET, unix.PACKET_STATISTICS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	evs := s.finish()
+	if stats.Drops == 0 {
+		t.Error("the capture lost nothing")
+	}
+	drops := pick(evs, "drop", nil)
+	// Before 6.8 the kernel gives the same reason for it as for any other.
+	if len(drops) > 0 && !declared(evs[0].Session, blindDropByTCP) {
+		t.Errorf("%d copies that a capture lost are told as drops, first %+v", len(drops), drops[0].Drop)
+	}
+}
