@@ -9,9 +9,36 @@
 #include "headers.h"
 
 #define MSG_ERRQUEUE 0x2000
+#define TASK_FROZEN 0x8000 /* in the freezer of version 1 */
 
 /* States of the version 1 freezer: frozen by itself or by a parent. */
 #define CGROUP_FREEZING (2 | 4)
+
+const volatile bool watch_io;                  /* asked for */
+const volatile bool have_task_from_pid = true; /* 6.2 */
+
+extern struct task_struct *bpf_task_from_pid(__s32 pid) __ksym __weak;
+extern void bpf_task_release(struct task_struct *p) __ksym __weak;
+
+/* Whether the main thread of the process that owns a socket is frozen, by either version of cgroups. */
+static __always_inline bool owner_frozen(struct sock *sk)
+{
+	struct task_struct *task;
+	struct note *n;
+	bool frozen;
+
+	if (!watch_io || !have_task_from_pid)
+		return false;
+	n = note_of(sk);
+	if (!n || !n->pid)
+		return false;
+	task = bpf_task_from_pid(n->pid);
+	if (!task)
+		return false;
+	frozen = BPF_CORE_READ_BITFIELD(task, frozen) || (task->__state & TASK_FROZEN);
+	bpf_task_release(task);
+	return frozen;
+}
 
 /* Whether the running task's cgroup is to be frozen, by either version of cgroups. */
 static __always_inline __u8 frozen(void)

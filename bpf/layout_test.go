@@ -158,7 +158,7 @@ func TestEnums(t *testing.T) {
 			"PROG_MAX": uint64(ProgMax),
 		},
 		"receive_why": {
-			"RECEIVE_ACKED": uint64(ReceiveAcked), "RECEIVE_ARRIVAL": uint64(ReceiveArrival), "RECEIVE_PROBE": uint64(ReceiveProbe),
+			"RECEIVE_ACKED": uint64(ReceiveAcked), "RECEIVE_ARRIVAL": uint64(ReceiveArrival), "RECEIVE_PROBE": uint64(ReceiveProbe), "RECEIVE_FROZEN": uint64(ReceiveFrozen),
 		},
 		"wire_why": {
 			"WIRE_RST": uint64(WireRST), "WIRE_PROBE": uint64(WireProbe), "WIRE_ACKED": uint64(WireAcked),

@@ -59,6 +59,7 @@ const (
 	ReceiveAcked   = uint8(ObserveReceiveWhyRECEIVE_ACKED)
 	ReceiveArrival = uint8(ObserveReceiveWhyRECEIVE_ARRIVAL)
 	ReceiveProbe   = uint8(ObserveReceiveWhyRECEIVE_PROBE)
+	ReceiveFrozen  = uint8(ObserveReceiveWhyRECEIVE_FROZEN)
 )
 
 // Why a segment at the namespace's edge was recorded (enum wire_why).

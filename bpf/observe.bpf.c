@@ -171,6 +171,8 @@ int tcp_probe(__u64 *ctx)
 		if ((__u32)bpf_jiffies64() - tp->inet_conn.icsk_ack.lrcvtime >= arrival_jiffies &&
 		    (__s32)(end_seq - tp->rcv_nxt) > 0)
 			why |= RECEIVE_ARRIVAL;
+		if (owner_frozen(sk))
+			why |= RECEIVE_FROZEN;
 	} else if (seq == tp->rcv_nxt - 1) {
 		why |= RECEIVE_PROBE;
 	}

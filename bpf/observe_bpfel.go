@@ -85,6 +85,7 @@ const (
 	ObserveReceiveWhyRECEIVE_ACKED   ObserveReceiveWhy = 1
 	ObserveReceiveWhyRECEIVE_ARRIVAL ObserveReceiveWhy = 2
 	ObserveReceiveWhyRECEIVE_PROBE   ObserveReceiveWhy = 4
+	ObserveReceiveWhyRECEIVE_FROZEN  ObserveReceiveWhy = 8
 )
 
 type ObserveRecord struct {
@@ -242,12 +243,14 @@ const (
 	ObserveVarHaveSkStorage        = "have_sk_storage"
 	ObserveVarHaveSocketCookie     = "have_socket_cookie"
 	ObserveVarHaveTaskBtf          = "have_task_btf"
+	ObserveVarHaveTaskFromPid      = "have_task_from_pid"
 	ObserveVarKfreeSkbHasReason    = "kfree_skb_has_reason"
 	ObserveVarKfreeSkbHasRxSk      = "kfree_skb_has_rx_sk"
 	ObserveVarRetransmitHasErr     = "retransmit_has_err"
 	ObserveVarSendResetHasReason   = "send_reset_has_reason"
 	ObserveVarSendResetSkNullable  = "send_reset_sk_nullable"
 	ObserveVarWakeupBytes          = "wakeup_bytes"
+	ObserveVarWatchIo              = "watch_io"
 )
 
 // LoadObserve returns the embedded CollectionSpec for Observe.
@@ -337,12 +340,14 @@ type ObserveVariableSpecs struct {
 	HaveSkStorage       *ebpf.VariableSpec `ebpf:"have_sk_storage"`
 	HaveSocketCookie    *ebpf.VariableSpec `ebpf:"have_socket_cookie"`
 	HaveTaskBtf         *ebpf.VariableSpec `ebpf:"have_task_btf"`
+	HaveTaskFromPid     *ebpf.VariableSpec `ebpf:"have_task_from_pid"`
 	KfreeSkbHasReason   *ebpf.VariableSpec `ebpf:"kfree_skb_has_reason"`
 	KfreeSkbHasRxSk     *ebpf.VariableSpec `ebpf:"kfree_skb_has_rx_sk"`
 	RetransmitHasErr    *ebpf.VariableSpec `ebpf:"retransmit_has_err"`
 	SendResetHasReason  *ebpf.VariableSpec `ebpf:"send_reset_has_reason"`
 	SendResetSkNullable *ebpf.VariableSpec `ebpf:"send_reset_sk_nullable"`
 	WakeupBytes         *ebpf.VariableSpec `ebpf:"wakeup_bytes"`
+	WatchIo             *ebpf.VariableSpec `ebpf:"watch_io"`
 }
 
 // ObserveObjects contains all objects after they have been loaded into the kernel.
@@ -399,12 +404,14 @@ type ObserveVariables struct {
 	HaveSkStorage       *ebpf.Variable `ebpf:"have_sk_storage"`
 	HaveSocketCookie    *ebpf.Variable `ebpf:"have_socket_cookie"`
 	HaveTaskBtf         *ebpf.Variable `ebpf:"have_task_btf"`
+	HaveTaskFromPid     *ebpf.Variable `ebpf:"have_task_from_pid"`
 	KfreeSkbHasReason   *ebpf.Variable `ebpf:"kfree_skb_has_reason"`
 	KfreeSkbHasRxSk     *ebpf.Variable `ebpf:"kfree_skb_has_rx_sk"`
 	RetransmitHasErr    *ebpf.Variable `ebpf:"retransmit_has_err"`
 	SendResetHasReason  *ebpf.Variable `ebpf:"send_reset_has_reason"`
 	SendResetSkNullable *ebpf.Variable `ebpf:"send_reset_sk_nullable"`
 	WakeupBytes         *ebpf.Variable `ebpf:"wakeup_bytes"`
+	WatchIo             *ebpf.Variable `ebpf:"watch_io"`
 }
 
 // ObservePrograms contains all programs after they have been loaded into the kernel.

@@ -58,6 +58,7 @@ enum receive_why {
 	RECEIVE_ACKED = 1,   /* acknowledges something new while a retransmission is out */
 	RECEIVE_ARRIVAL = 2, /* data after a silence */
 	RECEIVE_PROBE = 4,   /* one before rcv_nxt and empty: keepalive or window probe */
+	RECEIVE_FROZEN = 8,  /* data for a process that is frozen, if reads are asked for */
 };
 
 /* Why a segment at the edge was recorded (record.why). */

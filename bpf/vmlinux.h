@@ -355,6 +355,8 @@ struct freezer {
 
 struct task_struct {
 	unsigned int flags;
+	unsigned int __state;
+	unsigned int frozen : 1;
 	struct css_set *cgroups;
 };
 

@@ -24,6 +24,14 @@ func (t *Tracker) io(s *sock, r *bpf.Record) error {
 	return t.emit()
 }
 
+// arrive takes data that came for a process that was frozen.
+func (t *Tracker) arrive(s *sock, r *bpf.Record) error {
+	t.begin(TypeIO, r, s)
+	t.buf.io = IO{Op: "arrive", Bytes: r.SegEndSeq - r.SegSeq - uint32(r.SegFlags&flagFIN), Frozen: "yes"}
+	t.ev.IO = &t.buf.io
+	return t.emit()
+}
+
 // seen takes a segment at the edge because all are asked for.
 func (t *Tracker) seen(ns *namespace, r *bpf.Record) error {
 	t.begin(TypeSegment, r, t.hurt(ns, r))

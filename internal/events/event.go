@@ -298,10 +298,10 @@ type Neighbour struct {
 
 // IO is data that an application wrote or read.
 type IO struct {
-	Op     string `json:"op" jsonschema:"enum=write,enum=read" jsonschema_description:"What the system call did."`
-	Bytes  uint32 `json:"bytes" jsonschema_description:"Bytes it wrote or read; a read of 0: the peer's FIN."`
+	Op     string `json:"op" jsonschema:"enum=write,enum=read,enum=arrive" jsonschema_description:"write, read: what the system call did; arrive: data came for a process that was frozen."`
+	Bytes  uint32 `json:"bytes" jsonschema_description:"Bytes it wrote or read; a read of 0: the peer's FIN. arrive: bytes in the segment, some of which may have come before."`
 	Peek   bool   `json:"peek,omitempty" jsonschema_description:"read: true if the bytes stay to be read (MSG_PEEK); absent otherwise."`
-	Frozen string `json:"frozen" jsonschema:"enum=yes,enum=no,enum=unknown" jsonschema_description:"Whether the process's cgroup was frozen, or being frozen, when the call ended (cgroup->freezer.e_freeze, the freezer of version 1); unknown: the kernel has no freezer."`
+	Frozen string `json:"frozen" jsonschema:"enum=yes,enum=no,enum=unknown" jsonschema_description:"Whether the process's cgroup was frozen, or being frozen, when the call ended (cgroup->freezer.e_freeze, the freezer of version 1); unknown: the kernel has no freezer. arrive: yes, its main thread was (task->frozen, TASK_FROZEN)."`
 }
 
 // SegmentSeen is a segment at the namespace's edge.

@@ -768,6 +768,11 @@ func (t *Tracker) receive(s *sock, r *bpf.Record) error {
 			return err
 		}
 	}
+	if r.Why&bpf.ReceiveFrozen != 0 {
+		if err := t.arrive(s, r); err != nil {
+			return err
+		}
+	}
 	if r.Why&bpf.ReceiveProbe != 0 {
 		if err := t.probeReceived(s, r); err != nil {
 			return err

@@ -80,6 +80,7 @@ type kernel struct {
 	skStorage          bool
 	taskBTF            bool
 	rdonlyCast         bool
+	taskFromPid        bool
 	netnsCookie        bool
 	sparesInit         bool // runs no tracing programs while process 1 is on the processor
 	resetReasons       map[int32]string
@@ -130,6 +131,7 @@ func kernelFrom(spec *btf.Spec) kernel {
 		skStorage:          hasFunc("bpf_sk_storage_get_tracing"),
 		taskBTF:            hasFunc("bpf_get_current_task_btf"),
 		rdonlyCast:         hasFunc("bpf_rdonly_cast"),
+		taskFromPid:        hasFunc("bpf_task_from_pid"),
 		netnsCookie:        hasMember(spec, "net", "net_cookie"),
 		sparesInit:         hasMember(spec, "bpf_prog_aux", "init_owned"),
 		resetReasons:       resetReasons(spec),

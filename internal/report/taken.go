@@ -277,14 +277,21 @@ func (t *teller) calls(ls []*line) {
 	}
 	s.Calls = c
 	did := "read"
-	if c.Op == "write" {
+	in := "calls"
+	switch c.Op {
+	case "write":
 		did = "wrote"
+	case "arrive":
+		in = "segments"
 	}
 	s.Text = fmt.Sprintf("the process of %s %s %s", t.endOf(e), did, count(c.Bytes, "byte", "bytes"))
-	if len(ls) > 1 {
-		s.Text += fmt.Sprintf(" in %d calls until %s", len(ls), t.at(s.UntilNS))
+	if c.Op == "arrive" {
+		s.Text = fmt.Sprintf("%s arrived at %s while its process was frozen", count(c.Bytes, "byte", "bytes"), t.endOf(e))
 	}
-	if c.Frozen {
+	if len(ls) > 1 {
+		s.Text += fmt.Sprintf(" in %d %s until %s", len(ls), in, t.at(s.UntilNS))
+	}
+	if c.Frozen && c.Op != "arrive" {
 		s.Text += ", as it was being frozen"
 	}
 	t.add(s)

@@ -55,16 +55,18 @@ func readerHelper() {
 // freezer is a cgroup that freezes what is in it.
 type freezer struct{ dir, file, on, off string }
 
-// newFreezer makes one, of version 2 where the machine has it.
-func newFreezer(t *testing.T) *freezer {
+// freezers are where each version of cgroups may be.
+var freezers = map[string][]freezer{
+	"version 2": {{"/sys/fs/cgroup", "cgroup.freeze", "1", "0"}, {"/sys/fs/cgroup/unified", "cgroup.freeze", "1", "0"}},
+	"version 1": {{"/sys/fs/cgroup/freezer", "freezer.state", "FROZEN", "THAWED"}},
+}
+
+// newFreezer makes one where the machine lets it.
+func newFreezer(t *testing.T, places []freezer) *freezer {
 	t.Helper()
 	testlab.Privileged(t)
 	name := fmt.Sprintf("sockwatch-test-%d-%d", os.Getpid(), testlab.MonoNow())
-	for _, f := range []freezer{
-		{"/sys/fs/cgroup", "cgroup.freeze", "1", "0"},
-		{"/sys/fs/cgroup/unified", "cgroup.freeze", "1", "0"},
-		{"/sys/fs/cgroup/freezer", "freezer.state", "FROZEN", "THAWED"},
-	} {
+	for _, f := range places {
 		f.dir = filepath.Join(f.dir, name)
 		if os.Mkdir(f.dir, 0o755) != nil {
 			continue
@@ -76,7 +78,7 @@ func newFreezer(t *testing.T) *freezer {
 			return &f
 		}
 	}
-	t.Skip("this machine has no cgroup freezer that can be used")
+	t.Skip("this machine has none that can be used")
 	return nil
 }
 
@@ -140,7 +142,15 @@ func ofOp(n *testlab.Node, op string) func(*events.Event) bool {
 // between two. Its kernel acknowledges all the same, and it reads when it thaws.
 func TestFrozenReader(t *testing.T) {
 	t.Parallel()
-	f := newFreezer(t)
+	for version, places := range freezers {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			frozenReader(t, newFreezer(t, places))
+		})
+	}
+}
+
+func frozenReader(t *testing.T, f *freezer) {
 	s := stage(t, session.Config{IO: true, Segments: true})
 	cmd, out, stdin := program(t, s.B, "sw-reader", "reader", s.B.Addr(port).String())
 	f.write(t, "cgroup.procs", strconv.Itoa(cmd.Process.Pid))
@@ -236,6 +246,15 @@ func TestFrozenReader(t *testing.T) {
 		}
 		if wrote != 410 {
 			t.Errorf("%d bytes were written in the events, 410 by the process", wrote)
+		}
+	}
+	arrived := pick(evs, "io", ofOp(s.B, "arrive"))
+	if len(arrived) != 3 && !blind {
+		t.Errorf("%d arrivals while the process was frozen, want 3", len(arrived))
+	}
+	for _, e := range arrived {
+		if e.IO.Bytes != 100 || e.IO.Frozen != "yes" || e.Owner == nil || e.Owner.PID != uint32(cmd.Process.Pid) || e.MonoNS < frozen || e.MonoNS > thawed {
+			t.Errorf("line %d: %+v of %+v at %d, frozen from %d to %d", e.Seq, e.IO, e.Owner, e.MonoNS, frozen, thawed)
 		}
 	}
 	// The frozen process's kernel took the data and acknowledged it.
