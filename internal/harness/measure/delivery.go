@@ -3,7 +3,6 @@ package measure
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/sockwatch/sockwatch/internal/events"
@@ -65,9 +64,15 @@ const firstTransmission = "first transmission"
 // once. Else that nothing was due to be sent again says so, if no event of it
 // is missing.
 func (x *explainer) firstDelivers(read uint64) {
+	at := read
+	for _, ev := range x.took.events {
+		if ev.Arrival != nil && ev.MonoNS >= x.Sent && (at == 0 || ev.MonoNS < at) {
+			at = ev.MonoNS
+		}
+	}
 	switch {
-	case read != 0 && read < x.Sent+uint64(time.Second):
-		x.out.DeliveredBy, x.out.DeliveredNS = firstTransmission, read
+	case at != 0 && at < x.Sent+uint64(time.Second):
+		x.out.DeliveredBy, x.out.DeliveredNS = firstTransmission, at
 	case x.fateAbort(x.sent) != nil, !x.sound(x.sent):
 	default:
 		x.out.DeliveredBy = firstTransmission
@@ -123,30 +128,58 @@ func timeouts(ev *events.Event) int {
 	return int(ev.TCP.Retransmits)
 }
 
-// later tells of what was written after the request and sent with it: in the
-// answer to a timeout, or even before the rest of the request, because TCP looks
-// in this way whether the timeout was spurious (F-RTO).
-func (x *explainer) later() string {
-	var timeout *events.Event // the last one
+// cancellation is what the sending end wrote when the client had ended, as
+// sequence numbers; false where the evidence does not have it.
+func (x *explainer) cancellation() (write *events.Event, from, to uint32, ok bool) {
+	const before = uint64(50 * time.Millisecond) // that the client has ended is learned a little later
 	for _, ev := range x.sent.events {
-		if ev.TCP == nil || ev.MonoNS < x.Sent {
+		if ev.IO != nil && ev.IO.Op == "write" && ev.TCP != nil && ev.MonoNS+before >= x.Ended {
+			return ev, ev.TCP.WriteSeq - ev.IO.Bytes, ev.TCP.WriteSeq, true
+		}
+	}
+	return nil, 0, 0, false
+}
+
+// together tells how the worker's process came to read the end of the request
+// and its cancellation.
+func (x *explainer) together() string {
+	write, from, to, ok := x.cancellation()
+	if !ok {
+		return ""
+	}
+	var request *events.Event // the read that took the last of it
+	for _, ev := range x.took.events {
+		if ev.IO == nil || ev.IO.Op != "read" || ev.IO.Peek || ev.TCP == nil || ev.MonoNS < x.Sent {
 			continue
 		}
-		if ev.Retransmit != nil && ev.Retransmit.Cause == "rto" {
-			timeout = ev
+		if request == nil && int32(ev.TCP.CopiedSeq-from) >= 0 {
+			request = ev
+		}
+		if request == nil || int32(ev.TCP.CopiedSeq-to) < 0 {
 			continue
 		}
-		if timeout == nil || int32(ev.TCP.SndNxt-timeout.TCP.SndNxt) <= 0 {
-			continue
+		what := fmt.Sprintf("its cancellation (%d bytes, written %s after the send)", to-from, x.since(write.MonoNS))
+		if ev == request {
+			return fmt.Sprintf("; the worker's process read in one call the end of the request and %s%s", what, x.overtook())
 		}
-		text := fmt.Sprintf("; %d bytes, written after the request, had been sent", ev.TCP.SndNxt-timeout.TCP.SndNxt)
-		if r := ev.Retransmit; r != nil && int32(r.SeqStart-timeout.TCP.SndNxt) < 0 {
-			text += " before the rest of it,"
+		return fmt.Sprintf("; %.1f ms after the end of the request the worker's process read %s%s", float64(ev.MonoNS-request.MonoNS)/1e6, what, x.overtook())
+	}
+	return ""
+}
+
+// overtook tells whether what had never been sent went out before the rest of
+// the request, after the first answer to a timeout: TCP looks in this way
+// whether the timeout was spurious (F-RTO).
+func (x *explainer) overtook() string {
+	var timeout *events.Event // the last one
+	for _, r := range x.retransmits(x.sent) {
+		switch {
+		case r.TCP == nil:
+		case r.Retransmit.Cause == "rto":
+			timeout = r
+		case timeout != nil && int32(r.Retransmit.SeqStart-timeout.TCP.SndNxt) < 0 && int32(r.TCP.SndNxt-timeout.TCP.SndNxt) > 0:
+			return ", which had been sent before the rest of the request"
 		}
-		if before := float64(int64(x.WorkerCall.StartedNS)-int64(ev.MonoNS)) / 1e6; before >= 0 {
-			text += fmt.Sprintf(" %.1f ms before the proxy took it up", before)
-		}
-		return strings.TrimSuffix(text, ",")
 	}
 	return ""
 }

@@ -60,6 +60,7 @@ func (r *run) observe(ctx context.Context, l *lab.Lab, path string) (*observatio
 		defer close(o.done)
 		o.result, o.err = session.Run(own, session.Config{
 			Targets: specs,
+			IO:      true, // what was written when, and when it was read, is what captures are about
 			Marks:   o.marks,
 			Sinks:   []sink.Sink{o.out, o.watch},
 			OnReady: func() error { close(ready); return nil },

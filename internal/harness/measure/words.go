@@ -54,7 +54,7 @@ func (x *explainer) words(sender string, dials []Conn) (string, bool) {
 		}
 		text := fmt.Sprintf("delivered by the %s; the worker's proxy took it up %s and ended it as %s %s after the send, before the daemon had it: its cancellation came first",
 			delivered, x.since(x.WorkerCall.StartedNS), x.WorkerCall.Code, x.since(x.WorkerCall.MonoNS))
-		text += x.later()
+		text += x.together()
 		return text, true
 	}
 	gone, other := x.fateAbort(x.took), x.fateAbort(x.sent)
