@@ -19,8 +19,11 @@ import (
 	"github.com/sockwatch/sockwatch/internal/session"
 )
 
-// The kinds of faults that can be asked for.
-var faultKinds = []string{string(plan.Netsplit), string(plan.Pause), string(plan.Kill), string(plan.Neutral)}
+// start repairs a node that does not run, for whatever reason.
+const start = "start"
+
+// The kinds of faults that can be asked for, and start.
+var faultKinds = []string{string(plan.Netsplit), string(plan.Pause), string(plan.Kill), string(plan.Neutral), start}
 
 func faultCommand(env *environment) *cobra.Command {
 	var f labFlags
@@ -32,10 +35,11 @@ func faultCommand(env *environment) *cobra.Command {
 		Long: `Break a node of a lab, and repair it: after --for, or at Ctrl-C. The command stays
 while the fault is in place. If it is killed, a watchdog repairs the node at once.
 
-KIND is netsplit, pause, kill or neutral; NODE client, controlplane or worker.
-That a fault has an effect, and that the node recovers, is verified: by frames
-sent both ways, and by what the kernel says of the node's processes. Every
-sockwatch that observes gets a mark for each step.
+KIND is netsplit, pause, kill or neutral, or start, which starts a node that does
+not run; NODE is client, controlplane or worker. That a fault has an effect, and
+that the node recovers, is verified: by frames sent both ways, and by what the
+kernel says of the node's processes. Every sockwatch that observes gets a mark
+for each step.
 
 Ways to make a netsplit, with --mechanism:
 
@@ -53,7 +57,8 @@ everything around it.`,
 		Example: `  sudo sockwatch lab up
   sudo sockwatch fault netsplit worker --for 20s
   sudo sockwatch fault netsplit worker --mechanism drop-to
-  sudo sockwatch fault pause controlplane --for 5s`,
+  sudo sockwatch fault pause controlplane --for 5s
+  sudo sockwatch fault kill controlplane --for 1s   # a cold start`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 2 {
 				return usageError("for example: sudo sockwatch fault netsplit worker --for 20s", "fault needs a kind and a node")
@@ -78,6 +83,8 @@ everything around it.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			spec := fault.Spec{Kind: plan.Kind(args[0]), Mechanism: mechanism, Node: args[1]}
 			switch {
+			case args[0] == start && hold > 0:
+				return usageError("leave it out", "--for is for a fault")
 			case spec.Kind != plan.Netsplit && mechanism != "":
 				return usageError("leave it out", "--mechanism is for a netsplit")
 			case spec.Kind == plan.Netsplit && mechanism == "":
@@ -111,6 +118,9 @@ func breakNode(ctx context.Context, env *environment, f *labFlags, spec fault.Sp
 	l, err := f.open()
 	if err != nil {
 		return err
+	}
+	if spec.Kind == start {
+		return startNode(ctx, env, l, spec.Node)
 	}
 	self, err := os.Executable()
 	if err != nil {
@@ -149,6 +159,31 @@ func breakNode(ctx context.Context, env *environment, f *labFlags, spec fault.Sp
 		say("the watchdog has ended: repairing at once")
 	}
 	return broken.Heal(ctx)
+}
+
+// startNode starts a node that does not run.
+func startNode(ctx context.Context, env *environment, l *lab.Lab, role string) error {
+	n, err := l.Node(role)
+	if err != nil {
+		return err
+	}
+	ctx, stop := interruptible(ctx, env)
+	defer stop()
+	marks := newMarker()
+	defer marks.wait()
+	for _, kind := range []string{"heal-intended", "healed"} {
+		now, err := evidence.MonoNow()
+		if err != nil {
+			return err
+		}
+		marks.put(events.Mark{Text: "start of " + role, Kind: kind, By: fmt.Sprintf("sockwatch[%d]", os.Getpid())}, now)
+		if kind == "heal-intended" {
+			if err := n.Start(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // since is a time of the kernel's clock on Go's.
