@@ -176,3 +176,51 @@ func TestManyGone(t *testing.T) {
 		}
 	}
 }
+
+// TestDockerSharedLives: of two containers that share a network the one that
+// has it ends. The other is watched on, under its own name.
+func TestDockerSharedLives(t *testing.T) {
+	t.Parallel()
+	c := newContainers(t)
+	owner, guest := c.client.name, c.start(testlab.ContainerOptions{Network: "container:" + c.client.name})
+	o := observe(t, owner, "docker:"+guest.name)
+	talk := func() {
+		t.Helper()
+		guest.must("dial " + guest.must("listen 127.0.0.1:0"))
+		guest.must("accept")
+	}
+	talk()
+	o.until("connection under the owner's name", patience, stateTo(owner, "ESTABLISHED"))
+	c.client.Kill()
+	renamed := o.until("the guest's name", patience, changed("docker:"+guest.name, "renamed"))
+	talk()
+	o.until("connection under the guest's name", patience, stateTo("docker:"+guest.name, "ESTABLISHED"))
+	guest.Pause()
+	paused := o.until("pause", patience, changed("docker:"+guest.name, "paused"))
+	guest.Unpause()
+	o.until("end of the pause", patience, changed("docker:"+guest.name, "unpaused"))
+	guest.Kill()
+	ended := o.until("end of the guest", patience, changed("docker:"+guest.name, "gone"))
+	evs := o.stop()
+
+	if renamed.Target.Container != guest.ID || renamed.Target.Formerly == nil || renamed.Target.Formerly.Name != owner {
+		t.Errorf("renamed: %+v", renamed.Target)
+	}
+	for _, e := range []events.Event{paused, ended} {
+		if e.Target.Container != guest.ID || e.Target.Alias != "" || *e.Netns != *renamed.Netns {
+			t.Errorf("%s: %+v %+v", e.Target.Change, e.Netns, e.Target)
+		}
+	}
+	for _, e := range evs {
+		if e.Seq > renamed.Seq && e.Netns != nil && e.Netns.Name == owner {
+			t.Errorf("line %d, a %s, is of the container that ended", e.Seq, e.Type)
+		}
+	}
+	alias := ofTarget(evs, owner, "alias")
+	if len(alias) != 1 || alias[0].Target.Alias != "docker:"+guest.name || alias[0].Target.Container != guest.ID {
+		t.Errorf("alias lines: %+v", alias)
+	}
+	if sum := evs[len(evs)-1].Summary; len(sum.Namespaces) != 1 || sum.Namespaces[0].Verdict.State != "complete" {
+		t.Errorf("summary: %+v", sum.Namespaces)
+	}
+}
