@@ -81,6 +81,7 @@ type kernel struct {
 	taskBTF            bool
 	rdonlyCast         bool
 	taskFromPid        bool
+	neighIPv6          bool // addresses of IPv6 neighbours can be read
 	netnsCookie        bool
 	sparesInit         bool // runs no tracing programs while process 1 is on the processor
 	resetReasons       map[int32]string
@@ -100,7 +101,9 @@ func probeKernel(cache *btf.Cache) (kernel, error) {
 		}
 		return kernel{}, fmt.Errorf("read the kernel's BTF: %w", err)
 	}
-	return kernelFrom(spec), nil
+	k := kernelFrom(spec)
+	k.neighIPv6 = readsIPv6Neighbours(cache)
+	return k, nil
 }
 
 func kernelFrom(spec *btf.Spec) kernel {
@@ -178,6 +181,9 @@ func (k kernel) blindSpots(wire string) []string {
 	}
 	if !k.retransmitHasErr {
 		spots = append(spots, "retransmissions that failed locally are not seen (kernel before 6.17)")
+	}
+	if !k.neighIPv6 {
+		spots = append(spots, "neighbours over IPv6: this kernel lets no program read their addresses (before 6.1)")
 	}
 	if !k.rdonlyCast {
 		spots = append(spots, "dropped segments that were received, and which segment it was of those that were sent (kernel before 6.2)")

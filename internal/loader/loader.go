@@ -149,6 +149,7 @@ func (o *Observer) prepare(spec *ebpf.CollectionSpec) error {
 		"send_reset_has_reason": o.kernel.sendResetHasReason,
 		"wakeup_bytes":          o.opts.RingBytes / 2,
 		"every_segment":         o.opts.Segments,
+		"neigh_ipv6":            o.kernel.neighIPv6,
 		"watch_io":              o.opts.IO,
 		"have_task_from_pid":    o.kernel.taskFromPid,
 		"kfree_skb_has_reason":  o.kernel.dropHasReason,

@@ -40,6 +40,10 @@ func TestNeighbourGone(t *testing.T) {
 			lab := testlab.New(t) // its neighbours are not pinned
 			s := stageIn(t, session.Config{}, lab)
 			client, server := n.connect(s)
+			if i == 1 && s.blind("neighbours over IPv6") {
+				none(t, s.finish(), nil, "neighbour")
+				return
+			}
 			before := testlab.MonoNow()
 			cut := s.Cut()
 			neigh(t, s.A, netlink.NeighDel, s.B.Link, i == 1)
