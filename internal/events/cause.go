@@ -240,6 +240,8 @@ func abortCause(r *bpf.Record, h *history) (by, cause, why string, ok bool) {
 	}
 
 	switch {
+	case old == stateSynSent && user && r.SndNxt == r.SndUna:
+		return byLocal, abortCancelled, "connect failed before its SYN was sent", true
 	case old == stateSynSent && user:
 		return byLocal, abortCancelled, "a process closed the socket while it was connecting", true
 	case finSent(old) && !h.sentReset:

@@ -307,7 +307,8 @@ func TestAbortCause(t *testing.T) {
 		{"no memory", stateEstablished, errored(unix.ENOMEM), history{}, byLocal, abortMemory, "ENOMEM"},
 		{"an errno nobody expects", stateEstablished, errored(unix.EXDEV), history{}, byUndecided, causeUndecided, "EXDEV fits no known path"},
 
-		{"closed while connecting", stateSynSent, user, history{}, byLocal, abortCancelled, "while it was connecting"},
+		{"closed while connecting", stateSynSent, both(user, outstanding), history{}, byLocal, abortCancelled, "while it was connecting"},
+		{"no port to connect from", stateSynSent, user, history{}, byLocal, abortCancelled, "before its SYN was sent"},
 		{"closed with data unread", stateEstablished, both(user, unread(42)), history{}, byLocal, abortUnread, "42 bytes unread"},
 		{"unread wins over linger", stateEstablished, both(user, unread(42), lingers(0)), history{}, byLocal, abortUnread, "42 bytes unread"},
 		{"closed with data and FIN unread", stateCloseWait, both(user, unread(43)), history{}, byLocal, abortUnread, "42 bytes unread"},

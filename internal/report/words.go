@@ -284,6 +284,9 @@ func abortWords(l *line, first bool, probes int) string {
 	case "listener-closed":
 		return "was waiting to be accepted when its listener was closed"
 	case "connect-cancelled":
+		if t != nil && t.UnackedBytes == 0 {
+			return "was not connected: connect failed before its SYN was sent"
+		}
 		return "was closed by its process while it was connecting"
 	}
 	return "ended, and why is not decided: " + a.Why

@@ -42,6 +42,7 @@ func TestAbortWords(t *testing.T) {
 		{events.Abort{By: "local", Cause: "disconnected"}, nil, false, "was disconnected by its process, which kept the socket (connect with AF_UNSPEC)"},
 		{events.Abort{By: "local", Cause: "listener-closed"}, nil, false, "was waiting to be accepted when its listener was closed"},
 		{events.Abort{By: "local", Cause: "connect-cancelled"}, nil, false, "was closed by its process while it was connecting"},
+		{events.Abort{By: "local", Cause: "connect-cancelled"}, &events.TCP{}, false, "was not connected: connect failed before its SYN was sent"},
 		{events.Abort{By: "undecided", Cause: "undecided", Why: "nobody knows"}, nil, false, "ended, and why is not decided: nobody knows"},
 	} {
 		l := &line{Event: &events.Event{Abort: &tt.abort, TCP: tt.tcp}}
