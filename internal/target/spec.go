@@ -18,7 +18,7 @@ const (
 	Docker             // docker:NAME or docker:ID
 	PID                // pid:N, in the pid namespace of this process
 	Path               // path:FILE, a bind mount of a namespace or a link to one
-	Host               // host, the namespace of process 1; where that may not be looked at, of this process
+	Host               // host, the namespace of the machine's process 1; where that may not be looked at, of this process
 )
 
 var prefixes = map[Kind]string{Netns: "netns", Docker: "docker", PID: "pid", Path: "path"}
