@@ -116,10 +116,10 @@ func (b *containers) claim(ctx context.Context, e *engine) error {
 		return err
 	}
 	for _, dir := range owners[b.l.Name] {
-		if dir != b.l.Dir && !left(markPrefix+dir) {
+		if dir != b.l.marked && !left(markPrefix+dir) {
 			return fmt.Errorf("%w: its containers are sockwatch lab %s", ErrExists, dir)
 		}
-		old := containers{&Lab{Name: b.l.Name, Dir: dir, nodes: b.l.nodes}}
+		old := containers{&Lab{Name: b.l.Name, Dir: dir, marked: dir, nodes: b.l.nodes}}
 		if err := old.remove(ctx); err != nil {
 			return fmt.Errorf("remove what an earlier lab left: %w", err)
 		}

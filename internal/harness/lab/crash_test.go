@@ -401,3 +401,36 @@ func TestDockerDynamic(t *testing.T) {
 		t.Errorf("up: %v", err)
 	}
 }
+
+// A lab is the same by whatever path it is found.
+func TestOtherPath(t *testing.T) {
+	for _, path := range []func(dir string) string{
+		func(dir string) string {
+			link := filepath.Join(t.TempDir(), "link")
+			if err := os.Symlink(dir, link); err != nil {
+				t.Fatal(err)
+			}
+			return link
+		},
+		func(dir string) string {
+			t.Chdir(filepath.Dir(dir))
+			return filepath.Base(dir)
+		},
+	} {
+		s := newSpec(t, Netns)
+		newLabOf(t, s)
+		other := path(s.StateDir)
+		l, err := Open(other, s.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if out, err := nodeOf(t, l, Worker).Command(t.Context(), "true").CombinedOutput(); err != nil {
+			t.Errorf("command by way of %s: %v: %s", other, err, out)
+		}
+		if err := Remove(t.Context(), other, s.Name); err != nil {
+			t.Errorf("remove by way of %s: %v", other, err)
+		}
+		os.Remove(s.StateDir) // which a link to it does not do
+		nothingLeft(t, s)
+	}
+}

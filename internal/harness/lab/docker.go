@@ -43,7 +43,7 @@ func newEngine(l *Lab) (*engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrEngine, err)
 	}
-	return &engine{cli, map[string]string{labelLab: l.Name, labelDir: l.Dir}}, nil
+	return &engine{cli, map[string]string{labelLab: l.Name, labelDir: l.marked}}, nil
 }
 
 func (e *engine) close() { e.cli.Close() }

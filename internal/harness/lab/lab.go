@@ -61,6 +61,7 @@ type Lab struct {
 	Binary  string
 	Dir     string // what is written down of it, with its secrets: 0700
 
+	marked  string // Dir as what was made is marked with: there are other ways to write it
 	nodes   []*Node
 	backend backend
 }
@@ -159,7 +160,11 @@ func notFound(stateDir, name string) error {
 }
 
 func newLab(dir string, s state) (*Lab, error) {
-	l := &Lab{Name: s.Name, Backend: s.Backend, Binary: s.Binary, Dir: dir}
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, err
+	}
+	l := &Lab{Name: s.Name, Backend: s.Backend, Binary: s.Binary, Dir: dir, marked: s.Dir}
 	for _, role := range Roles {
 		n := &Node{Role: role, Name: "sw-" + s.Name + "-" + role, lab: l}
 		if s.Network.IsValid() {
@@ -167,7 +172,6 @@ func newLab(dir string, s state) (*Lab, error) {
 		}
 		l.nodes = append(l.nodes, n)
 	}
-	var err error
 	l.backend, err = newBackend(l, s)
 	return l, err
 }
@@ -253,7 +257,7 @@ func Remove(ctx context.Context, stateDir, name string) error {
 func removeLeft(ctx context.Context, s Status) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	w, err := plan(Spec{Name: s.Name, Backend: s.Backend})
+	w, err := plan(Spec{Name: s.Name, Backend: s.Backend}, s.Dir)
 	if err != nil {
 		return err
 	}

@@ -31,7 +31,7 @@ type namespaces struct {
 	freezer string // the directory of the lab's cgroups
 }
 
-func (b *namespaces) mark() string { return markPrefix + b.l.Dir }
+func (b *namespaces) mark() string { return markPrefix + b.l.marked }
 
 // switchName is of the namespace with the bridge. It is the first thing that
 // is made of a lab and the last to go: who has it has the lab's name.

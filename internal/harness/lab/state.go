@@ -19,6 +19,7 @@ type state struct {
 	Name    string       `json:"name"`
 	Backend string       `json:"backend"`
 	Binary  string       `json:"binary"`
+	Dir     string       `json:"dir"` // where this is written down, as what is made is marked with
 	Phase   Phase        `json:"phase"`
 	Made    time.Time    `json:"made"`
 	Network netip.Prefix `json:"network,omitzero"`  // of the nodes; with docker known only once it is made

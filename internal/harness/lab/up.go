@@ -80,11 +80,12 @@ func complete(s *Spec) error {
 // lab of the same name that nobody finished is removed first. The lab is
 // locked.
 func begin(ctx context.Context, s Spec) (l *Lab, unlock func(), err error) {
-	w, err := plan(s)
+	dir := filepath.Join(s.StateDir, s.Name)
+	w, err := plan(s, dir)
 	if err != nil {
 		return nil, nil, err
 	}
-	l, err = newLab(filepath.Join(s.StateDir, s.Name), w)
+	l, err = newLab(dir, w)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -104,8 +105,8 @@ func begin(ctx context.Context, s Spec) (l *Lab, unlock func(), err error) {
 }
 
 // plan is what will be made.
-func plan(s Spec) (state, error) {
-	w := state{Name: s.Name, Backend: s.Backend, Binary: s.Binary, Phase: Making, Made: time.Now().UTC()}
+func plan(s Spec, dir string) (state, error) {
+	w := state{Name: s.Name, Backend: s.Backend, Binary: s.Binary, Dir: dir, Phase: Making, Made: time.Now().UTC()}
 	if s.Backend == Netns {
 		root, err := freezer()
 		if err != nil {
