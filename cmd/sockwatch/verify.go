@@ -89,7 +89,11 @@ holds, and 7 if the evidence contradicts itself.`,
 				if r.Count(verify.Contradiction) == 1 {
 					places = "place"
 				}
-				return fail(exitContradiction, "", "the evidence contradicts itself, in at least %d %s: it was edited or damaged", r.Count(verify.Contradiction), places)
+				otherwise, hint := "", ""
+				if r.Disputed() {
+					otherwise, hint = ", or judged otherwise by the version that wrote it", "verify it with the sockwatch that wrote it"
+				}
+				return fail(exitContradiction, hint, "the evidence contradicts itself, in at least %d %s: it was edited or damaged%s", r.Count(verify.Contradiction), places, otherwise)
 			case verify.ResultIncomplete:
 				return fail(exitIncomplete, "", "the evidence is incomplete; what is there holds")
 			}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/sockwatch/sockwatch/internal/events"
 )
@@ -137,6 +138,32 @@ func count(list []Finding, l Level) (n int) {
 		}
 	}
 	return n
+}
+
+// all returns the findings of all files and between them.
+func (r *Report) all() []Finding {
+	all := slices.Clone(r.Findings)
+	for _, f := range r.Files {
+		all = append(all, f.Findings...)
+	}
+	return all
+}
+
+// Disputed reports whether the only contradictions are judgements that the
+// version of sockwatch which wrote the evidence may have made otherwise.
+func (r *Report) Disputed() bool { return disputed(r.all()) }
+
+func disputed(list []Finding) bool {
+	n := 0
+	for i := range list {
+		if list[i].Level == Contradiction {
+			if !strings.HasSuffix(list[i].Text, judgedOtherwise) {
+				return false
+			}
+			n++
+		}
+	}
+	return n > 0 && n < maxLike // of more, not all were kept
 }
 
 func resultOf(list []Finding) Result {

@@ -294,8 +294,11 @@ func (s *session) otherBuild() string {
 	if s.header == nil || s.f.v.opt.Build == "" || s.out.Version == s.f.v.opt.Build {
 		return ""
 	}
-	return fmt.Sprintf(" (written by %s, judged by %s: another version may judge otherwise)", s.out.Version, s.f.v.opt.Build)
+	return fmt.Sprintf(" (written by %s, judged by %s%s", s.out.Version, s.f.v.opt.Build, judgedOtherwise)
 }
+
+// judgedOtherwise ends the text of a finding that may be due to that.
+const judgedOtherwise = ": another version may judge otherwise)"
 
 // lostLine adds up what was lost.
 func (s *session) lostLine(e *events.Event) {

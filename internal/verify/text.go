@@ -14,7 +14,7 @@ import (
 func (r *Report) Text() []string {
 	var t text
 	for _, f := range r.Files {
-		t.add("%s: %s", f.File, f.Result.words())
+		t.add("%s: %s", f.File, words(f.Result, f.Findings))
 		for _, s := range f.Sessions {
 			t.session(s, f)
 		}
@@ -33,17 +33,19 @@ func (r *Report) Text() []string {
 		}
 	}
 	if len(r.Files) > 1 {
-		t.add("together: %s", r.Result.words())
+		t.add("together: %s", words(r.Result, r.all()))
 	}
 	return t.lines
 }
 
-func (r Result) words() string {
-	switch r {
-	case ResultHolds:
+func words(r Result, list []Finding) string {
+	switch {
+	case r == ResultHolds:
 		return "everything holds"
-	case ResultIncomplete:
+	case r == ResultIncomplete:
 		return "incomplete, but what is there holds"
+	case disputed(list):
+		return "it contradicts itself: edited or damaged, or judged otherwise by the version that wrote it"
 	}
 	return "it contradicts itself: edited or damaged"
 }

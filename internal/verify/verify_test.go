@@ -622,6 +622,33 @@ func TestResetsElsewhere(t *testing.T) {
 	}
 }
 
+// TestOtherVersion: what another version may have judged otherwise is a
+// contradiction, but no sign of an edit; what it cannot have is one.
+func TestOtherVersion(t *testing.T) {
+	const otherwise = "or judged otherwise by the version that wrote it"
+	verify := func(lines []string, build string) *Report {
+		t.Helper()
+		r, err := files(shared(t), []Source{{"1", func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader(joined(lines))), nil }}}, Options{Build: build})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	lines := recorded(t, "client")
+	i := at(t, lines, 0, func(e *events.Event) bool { return e.Retransmit != nil && e.Retransmit.Cause == "tlp" })
+	edit(t, lines, i, func(e *events.Event) { e.Retransmit.Cause = "fast" })
+	if r := verify(lines, "v9 9"); r.Result != ResultContradicts || !r.Disputed() || !strings.Contains(wholeText(r), otherwise) {
+		t.Errorf("judged by another version: %s\n%s", r.Result, wholeText(r))
+	}
+	if r := verify(lines, ""); r.Result != ResultContradicts || r.Disputed() || strings.Contains(wholeText(r), otherwise) {
+		t.Errorf("judged by the same: %s\n%s", r.Result, wholeText(r))
+	}
+	edit(t, lines, i, func(e *events.Event) { e.TCP.UnackedBytes++ })
+	if r := verify(lines, "v9 9"); r.Result != ResultContradicts || r.Disputed() {
+		t.Errorf("edited too: %s\n%s", r.Result, wholeText(r))
+	}
+}
+
 // TestNoEvidence: what no sockwatch wrote was not edited, it is another file.
 func TestNoEvidence(t *testing.T) {
 	client := joined(recorded(t, "client"))
