@@ -239,8 +239,19 @@ func TestProgramDies(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
+	// Another process of the node does not make it alive.
+	guest := n.Command(t.Context(), "sleep", "1000")
+	if err := guest.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := await(t.Context(), func() (bool, error) { return n.lab.backend.running(t.Context(), n) }); err != nil {
+		t.Fatal(err)
+	}
 	if err := n.Start(t.Context()); err != nil {
 		t.Fatal(err)
+	}
+	if err := guest.Wait(); err == nil {
+		t.Error("the other process outlived the cold start")
 	}
 	mustRead(t, l, node.Proxied)
 	last := ""

@@ -293,16 +293,26 @@ func TestColdStart(t *testing.T) {
 	if n := neighbours(t, worker); n == 0 {
 		t.Error("the worker has no neighbours before")
 	}
+	// Nobody else is there, who by asking for a node would become known to it.
+	client := nodeOf(t, l, Client)
+	if err := client.Unplug(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	for _, n := range []*Node{worker, cp} {
 		if err := n.Kill(t.Context()); err != nil {
 			t.Fatal(err)
 		}
+	}
+	for _, n := range []*Node{worker, cp} {
 		if err := n.Start(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if found := neighbours(t, n); found != 0 {
 			t.Errorf("%s has %d neighbours after a cold start", n.Role, found)
 		}
+	}
+	if err := client.Plug(t.Context(), PlugOptions{}); err != nil {
+		t.Fatal(err)
 	}
 	after := mustRead(t, l, node.Direct)
 	if after.Version != 1 || after.Label != "cold" || after.BootNS <= before.BootNS {

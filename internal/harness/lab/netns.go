@@ -199,19 +199,16 @@ func (b *namespaces) inBoth(n *Node, f func(ns, sw netns.NsHandle) error) error 
 }
 
 func (b *namespaces) start(ctx context.Context, n *Node) error {
-	pids, err := b.cgroup(n).procs()
-	if err != nil {
-		return err
-	}
 	mark, err := markOf(n.Name)
 	if err != nil {
 		return err
 	}
-	switch {
-	case len(pids) > 0 && mark == b.mark():
-		return nil
-	case mark != "" && mark != b.mark():
+	if mark != "" && mark != b.mark() {
 		return fmt.Errorf("%w: namespace %s is %s", ErrExists, n.Name, mark)
+	}
+	c, err := b.condition(ctx, n)
+	if err != nil || c.Alive {
+		return err
 	}
 	if err := b.kill(ctx, n); err != nil { // the rest of it
 		return err

@@ -152,10 +152,12 @@ func (n *Node) Kill(ctx context.Context) error {
 // Start undoes Kill: a new network namespace, plugged in, nothing known of its
 // neighbours, and the node's programs, which serve when it returns.
 func (n *Node) Start(ctx context.Context) error {
-	if err := n.change(ctx, "start", func(b backend) error { return b.start(ctx, n) }); err != nil {
-		return err
-	}
-	return n.waitServing(ctx)
+	return n.change(ctx, "start", func(b backend) error {
+		if err := b.start(ctx, n); err != nil {
+			return err
+		}
+		return n.waitServing(ctx)
+	})
 }
 
 // Condition reads what holds for the node now.

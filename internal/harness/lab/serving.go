@@ -99,5 +99,7 @@ func (n *Node) notReady(ctx context.Context, err error) error {
 	if len(said) == 0 {
 		return fmt.Errorf("%w: node %s: %w", ErrNotReady, n.Role, err)
 	}
+	// What the one that failed said, and the one that ended because of it.
+	said = said[max(0, len(said)-2):]
 	return fmt.Errorf("%w: node %s: %w; they said: %s", ErrNotReady, n.Role, err, strings.Join(said, "; "))
 }
