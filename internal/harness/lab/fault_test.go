@@ -4,12 +4,16 @@ import (
 	"context"
 	"errors"
 	"net"
+	"path"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/sockwatch/sockwatch/internal/harness/node"
 )
@@ -405,5 +409,41 @@ func TestDirection(t *testing.T) {
 		if c := conditionOf(t, n); c.Dropped != d || c.DroppedPackets != 0 {
 			t.Errorf("%+v, want dropped %s", c, d)
 		}
+	}
+}
+
+// A proxy that cannot reach a node says so inside a reply, and calls the call
+// itself a success; a node that is asked for alone is an error of the call.
+func TestUnreachable(t *testing.T) {
+	l := newLabOf(t, newSpec(t, Netns))
+	worker, cp := nodeOf(t, l, Worker), nodeOf(t, l, Controlplane)
+	if err := worker.Unplug(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	out, err := applyOn(t, l, node.Proxied, "unreachable")
+	if err == nil {
+		t.Error("the client ended well")
+	}
+	// The kernel gives up asking for the address.
+	if took := time.Since(begin); took > 10*time.Second {
+		t.Errorf("it took %v", took)
+	}
+	for _, want := range []string{`"code":"Unavailable"`, "node " + worker.Addr.String() + ": ", "no route to host"} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("the client wrote %s, want %s", out, want)
+		}
+	}
+	if _, err := l.ReadVersion(t.Context(), node.Proxied); status.Code(err) != codes.Unavailable {
+		t.Errorf("read: %v", err)
+	}
+	codes := make(map[string]string)
+	for _, line := range logOf(t, cp) {
+		if line.Msg == node.MsgCall && !strings.HasPrefix(line.Peer, "127.") {
+			codes[path.Base(line.Method)] = line.Code
+		}
+	}
+	if codes["ApplyConfiguration"] != "OK" || codes["Get"] != "Unavailable" {
+		t.Errorf("the controlplane's calls ended with %v", codes)
 	}
 }
