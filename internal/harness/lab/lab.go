@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -164,7 +165,7 @@ func newLab(dir string, s state) (*Lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Lab{Name: s.Name, Backend: s.Backend, Binary: s.Binary, Dir: dir, marked: s.Dir}
+	l := &Lab{Name: s.Name, Backend: s.Backend, Binary: s.Binary, Dir: dir, marked: cmp.Or(s.Dir, dir)}
 	for _, role := range Roles {
 		n := &Node{Role: role, Name: "sw-" + s.Name + "-" + role, lab: l}
 		if s.Network.IsValid() {
