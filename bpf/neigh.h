@@ -8,8 +8,6 @@
 
 #include "sock.h"
 
-const volatile bool neigh_ipv6 = true; /* the verifier lets primary_key be read to its end */
-
 struct neigh_before {
 	__u64 lladdr;
 	__u32 portid; /* of the netlink socket that asked for the change; 0: the kernel */
@@ -55,8 +53,6 @@ static __always_inline void write_neigh(const struct neighbour *n, const struct 
 	const struct net *net = n->dev->nd_net.net;
 	struct record *r;
 
-	if (!neigh_ipv6 && n->tbl->family == AF_INET6)
-		return;
 	if (!watches(net->ns.inum))
 		return;
 	r = reserve(program, KIND_NEIGHBOUR);
@@ -64,7 +60,7 @@ static __always_inline void write_neigh(const struct neighbour *n, const struct 
 		return;
 	fill_net(r, net);
 	r->family = n->tbl->family;
-	if (neigh_ipv6 && r->family == AF_INET6) {
+	if (r->family == AF_INET6) {
 		*(struct in6_addr *)r->remote_addr = *(struct in6_addr *)n->primary_key;
 	} else {
 		*(__u16 *)(r->remote_addr + 10) = 0xffff;

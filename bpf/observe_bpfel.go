@@ -246,7 +246,6 @@ const (
 	ObserveVarHaveTaskFromPid      = "have_task_from_pid"
 	ObserveVarKfreeSkbHasReason    = "kfree_skb_has_reason"
 	ObserveVarKfreeSkbHasRxSk      = "kfree_skb_has_rx_sk"
-	ObserveVarNeighIpv6            = "neigh_ipv6"
 	ObserveVarRetransmitHasErr     = "retransmit_has_err"
 	ObserveVarSendResetHasReason   = "send_reset_has_reason"
 	ObserveVarSendResetSkNullable  = "send_reset_sk_nullable"
@@ -344,7 +343,6 @@ type ObserveVariableSpecs struct {
 	HaveTaskFromPid     *ebpf.VariableSpec `ebpf:"have_task_from_pid"`
 	KfreeSkbHasReason   *ebpf.VariableSpec `ebpf:"kfree_skb_has_reason"`
 	KfreeSkbHasRxSk     *ebpf.VariableSpec `ebpf:"kfree_skb_has_rx_sk"`
-	NeighIpv6           *ebpf.VariableSpec `ebpf:"neigh_ipv6"`
 	RetransmitHasErr    *ebpf.VariableSpec `ebpf:"retransmit_has_err"`
 	SendResetHasReason  *ebpf.VariableSpec `ebpf:"send_reset_has_reason"`
 	SendResetSkNullable *ebpf.VariableSpec `ebpf:"send_reset_sk_nullable"`
@@ -409,7 +407,6 @@ type ObserveVariables struct {
 	HaveTaskFromPid     *ebpf.Variable `ebpf:"have_task_from_pid"`
 	KfreeSkbHasReason   *ebpf.Variable `ebpf:"kfree_skb_has_reason"`
 	KfreeSkbHasRxSk     *ebpf.Variable `ebpf:"kfree_skb_has_rx_sk"`
-	NeighIpv6           *ebpf.Variable `ebpf:"neigh_ipv6"`
 	RetransmitHasErr    *ebpf.Variable `ebpf:"retransmit_has_err"`
 	SendResetHasReason  *ebpf.Variable `ebpf:"send_reset_has_reason"`
 	SendResetSkNullable *ebpf.Variable `ebpf:"send_reset_sk_nullable"`

@@ -37,10 +37,6 @@ var programs = []program{
 	{bpf.ProgDestroySock, "tcp_destroy_sock", "tp_btf/tcp_destroy_sock", "5.5", true, "when a socket is forgotten"},
 	{bpf.ProgRcvSpaceAdjust, "tcp_rcv_space_adjust", "tp_btf/tcp_rcv_space_adjust", "5.5", true, "owners of accepted sockets"},
 	{bpf.ProgKfreeSkb, "kfree_skb", "tp_btf/kfree_skb", "5.5", false, "dropped segments (drop events)"},
-	{bpf.ProgNeighUpdate, "neigh_update", "tp_btf/neigh_update", "5.5", false, "neighbours before a change"},
-	{bpf.ProgNeighUpdateDone, "neigh_update_done", "tp_btf/neigh_update_done", "5.5", false, "neighbours that move (neighbour events)"},
-	{bpf.ProgNeighTimerHandler, "neigh_timer_handler", "tp_btf/neigh_timer_handler", "5.5", false, "neighbours that do not answer (neighbour events)"},
-	{bpf.ProgNeighEventSendDone, "neigh_event_send_done", "tp_btf/neigh_event_send_done", "5.5", false, "whether a neighbour was known before it did not answer"},
 	{bpf.ProgIterTCP, "iter_tcp", "iter/tcp", "5.9", true, "sockets that exist at attach (inventory)"},
 }
 
@@ -50,12 +46,16 @@ var ioPrograms = []program{
 	{bpf.ProgSockRecvLength, "sock_recv_length", "tp_btf/sock_recv_length", "6.3", false, "what applications read (io events)"},
 }
 
-// rows are the programs that the options ask for.
-func (opts *Options) rows() []program {
-	if opts.IO {
-		return slices.Concat(programs, ioPrograms)
+// rows are the programs that the kernel has a use for and the options ask for.
+func (o *Observer) rows() []program {
+	rows := slices.Clone(programs)
+	if o.kernel.neighbours {
+		rows = append(rows, neighbourPrograms...)
 	}
-	return programs
+	if o.opts.IO {
+		rows = append(rows, ioPrograms...)
+	}
+	return rows
 }
 
 // ProgramName is the kernel-side name of a program.
@@ -63,7 +63,7 @@ func ProgramName(id bpf.ProgramID) string {
 	if id == bpf.ProgWire {
 		return "wire"
 	}
-	for _, p := range slices.Concat(programs, ioPrograms) {
+	for _, p := range slices.Concat(programs, neighbourPrograms, ioPrograms) {
 		if p.id == id {
 			return p.name
 		}
@@ -81,7 +81,7 @@ type kernel struct {
 	taskBTF            bool
 	rdonlyCast         bool
 	taskFromPid        bool
-	neighIPv6          bool // addresses of IPv6 neighbours can be read
+	neighbours         bool // their addresses can be read
 	netnsCookie        bool
 	sparesInit         bool // runs no tracing programs while process 1 is on the processor
 	resetReasons       map[int32]string
@@ -102,7 +102,7 @@ func probeKernel(cache *btf.Cache) (kernel, error) {
 		return kernel{}, fmt.Errorf("read the kernel's BTF: %w", err)
 	}
 	k := kernelFrom(spec)
-	k.neighIPv6 = readsIPv6Neighbours(cache)
+	k.neighbours = readsNeighbours(cache)
 	return k, nil
 }
 
@@ -182,11 +182,11 @@ func (k kernel) blindSpots(wire string) []string {
 	if !k.retransmitHasErr {
 		spots = append(spots, "retransmissions that failed locally are not seen (kernel before 6.17)")
 	}
-	if !k.neighIPv6 {
-		spots = append(spots, "neighbours over IPv6: this kernel lets no program read their addresses (before 6.1)")
+	if !k.neighbours {
+		spots = append(spots, "neighbours: no program may read their addresses (kernel before 6.1)")
 	}
 	if !k.rdonlyCast {
-		spots = append(spots, "dropped segments that were received, and which segment it was of those that were sent (kernel before 6.2)")
+		spots = append(spots, "which segment was dropped, and drops before its socket is known (kernel before 6.2)")
 	}
 	if !k.dropHasReason {
 		spots = append(spots, "dropped segments carry no reason (kernel before 5.17)")

@@ -106,7 +106,7 @@ func (o *Observer) load() error {
 		return explain(program{name: "create the maps"}, err)
 	}
 	o.objs.Programs = make(map[string]*ebpf.Program)
-	for _, p := range o.opts.rows() {
+	for _, p := range o.rows() {
 		method := MethodTracepoint
 		if p.id == bpf.ProgIterTCP {
 			method = MethodIterator
@@ -149,7 +149,6 @@ func (o *Observer) prepare(spec *ebpf.CollectionSpec) error {
 		"send_reset_has_reason": o.kernel.sendResetHasReason,
 		"wakeup_bytes":          o.opts.RingBytes / 2,
 		"every_segment":         o.opts.Segments,
-		"neigh_ipv6":            o.kernel.neighIPv6,
 		"watch_io":              o.opts.IO,
 		"have_task_from_pid":    o.kernel.taskFromPid,
 		"kfree_skb_has_reason":  o.kernel.dropHasReason,
@@ -521,7 +520,7 @@ func (o *Observer) Counts() (Counts, error) {
 			c.LostCPU[cpu] += n.Lost
 		}
 	}
-	for _, p := range o.opts.rows() {
+	for _, p := range o.rows() {
 		prog := o.objs.Programs[p.name]
 		if prog == nil {
 			continue

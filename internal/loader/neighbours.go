@@ -4,12 +4,22 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
+
+	"github.com/sockwatch/sockwatch/bpf"
 )
 
-// readsIPv6Neighbours tries whether the verifier lets the whole address of an
-// IPv6 neighbour be read: it stands behind its struct, in an array of no
-// length, which older kernels do not let a program into.
-func readsIPv6Neighbours(cache *btf.Cache) bool {
+// neighbourPrograms are attached where they could say whom it is about.
+var neighbourPrograms = []program{
+	{bpf.ProgNeighUpdate, "neigh_update", "tp_btf/neigh_update", "6.1", false, "neighbours before a change"},
+	{bpf.ProgNeighUpdateDone, "neigh_update_done", "tp_btf/neigh_update_done", "6.1", false, "neighbours that move (neighbour events)"},
+	{bpf.ProgNeighTimerHandler, "neigh_timer_handler", "tp_btf/neigh_timer_handler", "6.1", false, "neighbours that do not answer (neighbour events)"},
+	{bpf.ProgNeighEventSendDone, "neigh_event_send_done", "tp_btf/neigh_event_send_done", "6.1", false, "whether a neighbour was known before it did not answer"},
+}
+
+// readsNeighbours tries whether the verifier lets the address of a neighbour
+// be read: it stands behind its struct, in an array of no length, which older
+// kernels do not let a program into.
+func readsNeighbours(cache *btf.Cache) bool {
 	spec, err := cache.Kernel()
 	if err != nil {
 		return false

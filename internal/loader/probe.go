@@ -50,7 +50,7 @@ func Probe() (features []Feature, blind []string, err error) {
 		return nil, nil, explain(program{name: "create the maps"}, err)
 	}
 	o.objs.Programs = make(map[string]*ebpf.Program)
-	for _, p := range o.opts.rows() {
+	for _, p := range o.rows() {
 		f := Feature{Name: p.name, Hook: p.hook, Method: MethodTracepoint, Since: p.since, Required: p.required, Lost: p.lost}
 		if p.id == bpf.ProgIterTCP {
 			f.Method = MethodIterator

@@ -291,12 +291,12 @@ func TestSegments(t *testing.T) {
 			send(t, server, 700)
 			receive(t, client, 700)
 			s.until("recovery", 10*time.Second, an("recovered", s.A))
-			ours := cookie(t, server)
 			server.Close()
 			client.Close()
 			s.until("close", 10*time.Second, func(e *events.Event) bool { return e.State != nil && e.State.Old == "LAST_ACK" })
 			evs := s.finish()
 			capB.Stop()
+			mine := ours(t, evs, s.B, server)
 
 			line := func(out bool, seq, end, ack uint32, flags string, window uint32) string {
 				return fmt.Sprintf("out %v %d..%d ack %d %s win %d", out, seq, end, ack, flags, window)
@@ -311,11 +311,11 @@ func TestSegments(t *testing.T) {
 					t.Errorf("line %d is of %+v", e.Seq, e.Sock)
 				}
 				switch e.Sock.Cookie {
-				case ours:
+				case mine:
 					known++
 				case 0:
 				default:
-					t.Errorf("line %d is of socket %d, want %d", e.Seq, e.Sock.Cookie, ours)
+					t.Errorf("line %d is of socket %d, want %d", e.Seq, e.Sock.Cookie, mine)
 				}
 			}
 			for _, p := range capB.Packets() {

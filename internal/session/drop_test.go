@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
@@ -16,8 +17,8 @@ import (
 
 // Blind spots of drop events.
 const (
-	blindDropReceived = "dropped segments that were received"
-	blindDropByTCP    = "segments that TCP itself drops"
+	blindDropHeaders = "which segment was dropped"
+	blindDropByTCP   = "segments that TCP itself drops"
 )
 
 // network is a connection from A to B over one family.
@@ -39,6 +40,24 @@ func (n network) connect(s *scene) (client, server *net.TCPConn) {
 	send(s.t, server, 1)
 	receive(s.t, client, 1)
 	return client, server
+}
+
+// ours is the cookie that the events of a node give a connection: the kernel's,
+// where it gives each socket one.
+func ours(t *testing.T, evs []events.Event, n *testlab.Node, c *net.TCPConn) uint64 {
+	t.Helper()
+	for _, e := range pick(evs, "state", in(n)) {
+		if e.State.New != "ESTABLISHED" || e.Sock.Local != addr(t, c.LocalAddr()) || e.Sock.Remote != addr(t, c.RemoteAddr()) {
+			continue
+		}
+		// It may be closed already.
+		if v, err := testlab.SocketCookie(c); err == nil && e.Sock.Cookie != v && !declared(evs[0].Session, "cookies of sockets") {
+			t.Errorf("the socket is %d, its cookie %d", e.Sock.Cookie, v)
+		}
+		return e.Sock.Cookie
+	}
+	t.Fatalf("no event says that %v to %v was established", c.LocalAddr(), c.RemoteAddr())
+	return 0
 }
 
 // dropsOf are the drops in a node's namespace with a reason.
@@ -63,10 +82,14 @@ func TestDropReceived(t *testing.T) {
 			filter.Undo()
 			receive(t, server, 100)
 			s.until("recovery", 10*time.Second, an("recovered", s.A))
-			want := cookie(t, server)
 			evs := s.finish()
-			if declared(evs[0].Session, blindDropReceived) {
-				none(t, evs, nil, "drop")
+			want := ours(t, evs, s.B, server)
+			if declared(evs[0].Session, blindDropHeaders) {
+				for _, e := range pick(evs, "drop", nil) {
+					if e.Sock.Cookie != want || e.Drop.Direction != "received" || e.Drop.Segment != nil {
+						t.Errorf("line %d: %+v of %+v", e.Seq, e.Drop, e.Sock)
+					}
+				}
 				return
 			}
 			drops := dropsOf(evs, s.B, "NETFILTER_DROP")
@@ -107,9 +130,9 @@ func TestDropSent(t *testing.T) {
 			s.until("drop", 10*time.Second, an("drop", s.A))
 			filter.Undo()
 			receive(t, server, 100)
-			want := cookie(t, client)
 			evs := s.finish()
-			blind := declared(evs[0].Session, blindDropReceived)
+			want := ours(t, evs, s.A, client)
+			blind := declared(evs[0].Session, blindDropHeaders)
 			for _, e := range pick(evs, "drop", nil) {
 				d := e.Drop
 				if e.Sock.Cookie != want || e.Sock.Local != addr(t, client.LocalAddr()) || e.TCP == nil || !in(s.A)(&e) {
@@ -141,7 +164,10 @@ func TestDropSYN(t *testing.T) {
 		filter := n.DropTCP(port, map[*testlab.Node]testlab.Hook{s.A: testlab.Out, s.B: testlab.In}[n])
 		done, before := make(chan *net.TCPConn), testlab.MonoNow()
 		go func() { done <- s.A.Dial("tcp", s.B.Addr(port).String()) }()
-		s.until("retransmission", 10*time.Second, func(e *events.Event) bool { return e.Retransmit != nil && e.MonoNS > before })
+		s.until("retransmission", 10*time.Second, func(e *events.Event) bool {
+			// What could not be sent again is no event everywhere.
+			return e.MonoNS > before && (e.Retransmit != nil || e.Drop != nil && n == s.A)
+		})
 		filter.Undo()
 		if c = <-done; c == nil {
 			t.Fatal("not connected")
@@ -162,10 +188,10 @@ func TestDropSYN(t *testing.T) {
 			t.Errorf("line %d: segment %+v", e.Seq, g)
 		}
 	}
-	if n := len(pick(evs, "drop", in(s.A))); n < 2 {
-		t.Errorf("%d SYNs dropped on the way out, want 2", n)
+	if n := len(pick(evs, "drop", in(s.A))); n < 1 {
+		t.Errorf("%d SYNs dropped on the way out, want 1", n)
 	}
-	if n := len(pick(evs, "drop", in(s.B))); n < 1 && !declared(evs[0].Session, blindDropReceived) {
+	if n := len(pick(evs, "drop", in(s.B))); n < 1 && !declared(evs[0].Session, blindDropHeaders) {
 		t.Errorf("%d SYNs dropped on the way in, want 1", n)
 	}
 }
@@ -182,9 +208,9 @@ func TestDropAcknowledgements(t *testing.T) {
 	s.until("second retransmission", 10*time.Second, func(e *events.Event) bool { return e.Retransmit != nil && e.Retransmit.Attempt == 2 })
 	filter.Undo()
 	s.until("recovery", 10*time.Second, an("recovered", s.A))
-	mine, peers := cookie(t, client), cookie(t, server)
 	evs := s.finish()
-	if declared(evs[0].Session, blindDropReceived) {
+	mine, peers := ours(t, evs, s.A, client), ours(t, evs, s.B, server)
+	if declared(evs[0].Session, blindDropHeaders) {
 		return
 	}
 	acks := dropsOf(evs, s.A, "NETFILTER_DROP")
@@ -264,7 +290,13 @@ func TestNoDrop(t *testing.T) {
 			if _, err := s.A.DialContext(t.Context(), "tcp", l.Addr().String()); !errors.Is(err, unix.ECONNREFUSED) {
 				t.Errorf("dial a port that nobody listens on: %v", err)
 			}
-			for _, e := range pick(s.finish(), "drop", nil) {
+			evs := s.stop()
+			// On a busy machine an acknowledgement may be late.
+			again := len(pick(evs, "retransmit", nil)) > 0
+			for _, e := range pick(evs, "drop", nil) {
+				if again && strings.HasPrefix(e.Drop.Reason, "TCP_OLD_") {
+					continue
+				}
 				t.Errorf("line %d: %+v segment %+v of %+v", e.Seq, e.Drop, e.Drop.Segment, e.Sock)
 			}
 		})
@@ -279,13 +311,12 @@ func TestDropRejected(t *testing.T) {
 	s.B.RejectTCP(port, testlab.In)
 	send(t, client, 100)
 	gone(t, client, unix.ECONNRESET)
-	want := cookie(t, server)
 	s.until("abort", 10*time.Second, an("abort", s.A))
-	evs := s.finish()
-	if declared(evs[0].Session, blindDropReceived) {
-		none(t, evs, nil, "drop")
+	evs := s.stop()
+	if declared(evs[0].Session, blindDropHeaders) {
 		return
 	}
+	want := ours(t, evs, s.B, server)
 	e := one(t, evs, "drop", nil)
 	if d := e.Drop; !in(s.B)(&e) || d.Reason != "NETFILTER_DROP" || d.Direction != "received" || d.Segment.SeqEnd-d.Segment.SeqStart != 100 || e.Sock.Cookie != want {
 		t.Errorf("%+v segment %+v of %+v", d, d.Segment, e.Sock)

@@ -25,8 +25,8 @@ func TestICMP(t *testing.T) {
 			reject.Undo()
 			receive(t, server, 100)
 			s.until("recovery", 10*time.Second, an("recovered", s.A))
-			mine := cookie(t, client)
 			evs := s.finish()
+			mine := ours(t, evs, s.A, client)
 
 			errs := pick(evs, "icmp", nil)
 			if len(errs) < 4 {
@@ -47,7 +47,7 @@ func TestICMP(t *testing.T) {
 					t.Errorf("line %d: cause %s (%s)", e.Seq, c, e.Retransmit.Why)
 				}
 			}
-			if drops := dropsOf(evs, s.B, "NETFILTER_DROP"); len(drops) < 4 && !declared(evs[0].Session, blindDropReceived) {
+			if drops := dropsOf(evs, s.B, "NETFILTER_DROP"); len(drops) < 4 && !declared(evs[0].Session, blindDropHeaders) {
 				t.Errorf("%d segments were dropped by the packet filter, which answered %d", len(drops), len(errs))
 			}
 		})
