@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
-	"kernel.org/pub/linux/libs/security/libcap/cap"
 )
 
 // What went wrong with a target, for errors.Is.
@@ -75,9 +74,16 @@ func refusal(euid int) string {
 		return "run as root"
 	}
 	var missing []string
-	for _, c := range []cap.Value{cap.SYS_PTRACE, cap.SYS_ADMIN} {
-		if ok, err := cap.GetProc().GetFlag(cap.Effective, c); err == nil && !ok {
-			missing = append(missing, strings.ToUpper(c.String()))
+	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var have [2]unix.CapUserData // 32 capabilities each
+	if unix.Capget(&head, &have[0]) == nil {
+		for _, c := range []struct {
+			bit  uint
+			name string
+		}{{unix.CAP_SYS_PTRACE, "CAP_SYS_PTRACE"}, {unix.CAP_SYS_ADMIN, "CAP_SYS_ADMIN"}} {
+			if have[0].Effective>>c.bit&1 == 0 {
+				missing = append(missing, c.name)
+			}
 		}
 	}
 	if len(missing) > 0 {
