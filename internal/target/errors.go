@@ -89,7 +89,7 @@ func refusal(euid int) string {
 	if len(missing) > 0 {
 		return "this root has no " + strings.Join(missing, " and no ")
 	}
-	return "this is root, with every capability for it: a security module or a user namespace refuses"
+	return "this is root, with CAP_SYS_PTRACE and CAP_SYS_ADMIN: a security module or a user namespace refuses, or the permissions of the file"
 }
 
 // near gives up to three of names that the user may have meant, best first.
