@@ -61,7 +61,7 @@ var freezers = map[string][]freezer{
 	"version 1": {{"/sys/fs/cgroup/freezer", "freezer.state", "FROZEN", "THAWED"}},
 }
 
-// newFreezer makes one where the machine lets it.
+// newFreezer makes one, or returns nil where the machine has none.
 func newFreezer(t *testing.T, places []freezer) *freezer {
 	t.Helper()
 	testlab.Privileged(t)
@@ -78,7 +78,6 @@ func newFreezer(t *testing.T, places []freezer) *freezer {
 			return &f
 		}
 	}
-	t.Skip("this machine has none that can be used")
 	return nil
 }
 
@@ -142,11 +141,18 @@ func ofOp(n *testlab.Node, op string) func(*events.Event) bool {
 // between two. Its kernel acknowledges all the same, and it reads when it thaws.
 func TestFrozenReader(t *testing.T) {
 	t.Parallel()
+	any := false
 	for version, places := range freezers {
-		t.Run(version, func(t *testing.T) {
-			t.Parallel()
-			frozenReader(t, newFreezer(t, places))
-		})
+		f := newFreezer(t, places)
+		if f == nil {
+			t.Logf("no freezer of %s", version)
+			continue
+		}
+		any = true
+		t.Run(version, func(t *testing.T) { frozenReader(t, f) })
+	}
+	if !any {
+		t.Skip("this machine has no cgroup freezer")
 	}
 }
 
