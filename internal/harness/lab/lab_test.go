@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -236,5 +237,39 @@ func TestCommand(t *testing.T) {
 	}
 	if out, err := n.Command(t.Context(), "true").CombinedOutput(); err == nil || !strings.Contains(string(out), "enter node") {
 		t.Errorf("a command on a node that is not there: %v: %s", err, out)
+	}
+}
+
+// Of several that make the same lab at the same time one does; others make
+// theirs meanwhile.
+func TestUpAtOnce(t *testing.T) {
+	same := newSpec(t, Netns)
+	specs := []Spec{same, same, same, same, newSpec(t, Netns), newSpec(t, Netns)}
+	errs := make([]error, len(specs))
+	var wait sync.WaitGroup
+	for i, s := range specs {
+		wait.Go(func() { _, errs[i] = Up(t.Context(), s) })
+	}
+	wait.Wait()
+	made := 0
+	for i, err := range errs {
+		switch {
+		case err == nil && specs[i] == same:
+			made++
+		case err != nil && specs[i] != same:
+			t.Errorf("another lab: %v", err)
+		case err != nil && !errors.Is(err, ErrExists):
+			t.Errorf("the same lab: %v", err)
+		}
+	}
+	if made != 1 {
+		t.Errorf("the lab was made %d times", made)
+	}
+	for _, s := range specs {
+		l, err := Open(s.StateDir, s.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		mustRead(t, l, node.Proxied)
 	}
 }
