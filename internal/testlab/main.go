@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"regexp"
@@ -39,28 +40,73 @@ const maxRuns = 3
 // Main runs the tests of a package that wants every event, and returns the
 // status for os.Exit. It is [testing.M.Run], except where [SparesInit]: there
 // a test that failed may have missed what no program could see, so it runs
-// again, by itself. A race or a panic is final.
+// again, by itself; of one that failed in some of its subtests, only those. A
+// race or a panic is final.
 func Main(m *testing.M) int {
 	if os.Getenv(againEnv) != "" || !SparesInit() {
 		return m.Run()
 	}
-	args := os.Args[1:]
-	for run := 1; ; run++ {
-		status, failed := runTests(args)
-		if status == 0 || len(failed) == 0 || run == maxRuns {
-			return status
-		}
+	status, failed := runTests(os.Args[1:])
+	for run := 2; len(failed) > 0 && run <= maxRuns; run++ {
+		patterns := failed.patterns()
 		fmt.Fprintf(os.Stderr, "this kernel runs no tracing programs while process 1 does; run %d of %d for %s\n",
-			run+1, maxRuns, strings.Join(failed, ", "))
-		args = append(slices.Clip(os.Args[1:]), "-test.run=^("+strings.Join(failed, "|")+")$", "-test.bench=^$", "-test.fuzz=")
+			run, maxRuns, strings.Join(patterns, " "))
+		status, failed = 0, make(failures)
+		for _, pattern := range patterns {
+			s, f := runTests(append(slices.Clip(os.Args[1:]), "-test.run="+pattern, "-test.bench=^$", "-test.fuzz="))
+			if s != 0 && len(f) == 0 {
+				return s
+			}
+			status = max(status, s)
+			maps.Copy(failed, f)
+		}
+	}
+	return status
+}
+
+// failures are the tests that failed, each with those of its subtests that did.
+type failures map[string][]string
+
+var failLine = regexp.MustCompile(`^\x16?(?: {4})?--- FAIL: ([^\s/]+)(?:/([^\s/]+)\S*)? `)
+
+// add takes a line of the tests' output.
+func (f failures) add(line string) {
+	m := failLine.FindStringSubmatch(line)
+	if m == nil {
+		return
+	}
+	if _, ok := f[m[1]]; !ok {
+		f[m[1]] = nil
+	}
+	if m[2] != "" && !slices.Contains(f[m[1]], m[2]) {
+		f[m[1]] = append(f[m[1]], m[2])
 	}
 }
 
-var failLine = regexp.MustCompile(`^\x16?--- FAIL: (\S+) `)
+// patterns select what failed: one for each test with subtests, which would
+// select among those of the others, and one for all the rest.
+func (f failures) patterns() (patterns []string) {
+	var whole []string
+	for _, test := range slices.Sorted(maps.Keys(f)) {
+		if len(f[test]) == 0 {
+			whole = append(whole, test)
+			continue
+		}
+		var subs []string
+		for _, s := range f[test] {
+			subs = append(subs, regexp.QuoteMeta(s))
+		}
+		patterns = append(patterns, fmt.Sprintf("^%s$/^(%s)$", test, strings.Join(subs, "|")))
+	}
+	if len(whole) > 0 {
+		patterns = append(patterns, fmt.Sprintf("^(%s)$", strings.Join(whole, "|")))
+	}
+	return patterns
+}
 
 // runTests runs the tests in a process of their own and returns its status and
-// the names of the tests that failed; none if running them again is no use.
-func runTests(args []string) (status int, failed []string) {
+// what failed; nothing if running it again is no use.
+func runTests(args []string) (status int, failed failures) {
 	self, err := os.Executable()
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "run the tests: %v\n", err)
@@ -80,13 +126,12 @@ func runTests(args []string) (status int, failed []string) {
 		return 1, nil
 	}
 	race := false
+	failed = make(failures)
 	r := bufio.NewReader(out)
 	for {
 		line, err := r.ReadString('\n')
 		os.Stdout.WriteString(line)
-		if name := failLine.FindStringSubmatch(line); name != nil && !slices.Contains(failed, name[1]) {
-			failed = append(failed, name[1])
-		}
+		failed.add(line)
 		race = race || strings.Contains(line, "race detected during execution of test")
 		if err != nil {
 			if !errors.Is(err, io.EOF) {
