@@ -43,7 +43,7 @@ type Tracker struct {
 	// A RST passes both a tracepoint and the namespace's edge. Whichever
 	// comes first waits here for the other.
 	held   map[tuple]*heldReset // seen at the edge
-	expect map[tuple]uint64     // seen by tcp_send_reset, to be passed over at the edge; value: until when
+	expect map[answer]uint64    // seen by tcp_send_reset, to be passed over at the edge; value: until when
 
 	accepted map[uint64]*heldReset // left their listener, by address of the struct sock
 
@@ -175,7 +175,7 @@ func NewTracker(cfg Config) *Tracker {
 		owners:     make(map[uint64]Owner),
 		held:       make(map[tuple]*heldReset),
 		accepted:   make(map[uint64]*heldReset),
-		expect:     make(map[tuple]uint64),
+		expect:     make(map[answer]uint64),
 		comms:      make(map[[16]uint8]string),
 	}
 }
@@ -844,11 +844,8 @@ func (t *Tracker) wire(ns *namespace, r *bpf.Record) error {
 	if r.Why&bpf.WireRST != 0 {
 		key := tupleOf(r)
 		if r.Flags&bpf.FlagOut != 0 {
-			if until, ok := t.expect[key]; ok {
-				delete(t.expect, key)
-				if r.MonoNs <= until {
-					return nil
-				}
+			if t.expected(r, key) {
+				return nil
 			}
 		}
 		old := t.held[key]
@@ -889,6 +886,48 @@ func (t *Tracker) wire(ns *namespace, r *bpf.Record) error {
 	}
 	w.number++
 	return t.probe(s, r, "zero-window", "sent", w.number)
+}
+
+// answer is a RST that is to be seen at the edge: as the kernel makes it for
+// the segment that it answers (tcp_v4_send_reset), or any.
+type answer struct {
+	tuple
+	seq, ack uint32
+	any      bool
+}
+
+func answerTo(r *bpf.Record, key tuple) answer {
+	switch {
+	case r.SegSegs == 0:
+		return answer{tuple: key, any: true}
+	case r.SegFlags&flagACK != 0:
+		return answer{tuple: key, seq: r.SegAckSeq}
+	}
+	return answer{tuple: key, ack: r.SegEndSeq}
+}
+
+// is reports whether the RST seen at the edge is this one.
+func (a answer) is(r *bpf.Record) bool { return a.any || a.seq == r.SegSeq && a.ack == ackOf(r) }
+
+// ackOf is what a segment at the edge acknowledges: 0 without the flag.
+func ackOf(r *bpf.Record) uint32 {
+	if r.SegFlags&flagACK == 0 {
+		return 0
+	}
+	return r.SegAckSeq
+}
+
+// expected reports whether tcp_send_reset told of the RST before the edge did.
+func (t *Tracker) expected(r *bpf.Record, key tuple) bool {
+	for _, a := range [...]answer{{tuple: key, seq: r.SegSeq, ack: ackOf(r)}, {tuple: key, any: true}} {
+		if until, ok := t.expect[a]; ok {
+			delete(t.expect, a)
+			if r.MonoNs <= until {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 func (t *Tracker) hold(r *bpf.Record) *heldReset {
@@ -983,14 +1022,15 @@ func (t *Tracker) resetSent(ns *namespace, r *bpf.Record) error {
 	t.begin(TypeReset, r, s)
 	t.buf.reset = Reset{Direction: "sent", Reason: reason, Socket: socket, SeenBy: "tcp_send_reset"}
 	// A RST that a socket sends by itself is out before the tracepoint; one
-	// that answers a segment follows it.
-	if h := t.held[key]; h != nil && h.rec.Flags&bpf.FlagOut != 0 {
+	// that answers a segment follows it, and may do so while another is held.
+	a := answerTo(r, key)
+	if h := t.held[key]; h != nil && h.rec.Flags&bpf.FlagOut != 0 && a.is(&h.rec) {
 		delete(t.held, key)
 		t.spare = append(t.spare, h)
 		decodeSegment(&t.buf.segment, &h.rec)
 		t.buf.reset.Segment = &t.buf.segment
 	} else if t.cfg.EdgeSeen {
-		t.expect[key] = r.MonoNs + resetWindow
+		t.expect[a] = r.MonoNs + resetWindow
 	}
 	if r.SegSegs != 0 {
 		decodeSegment(&t.buf.trigger, r)

@@ -386,6 +386,11 @@ func TestTrackResetSent(t *testing.T) {
 			r.SegSeq, r.SegEndSeq, r.SegAckSeq, r.SegFlags, r.SegSegs = 9000, 10_000, 5, flagACK|flagPSH, 1
 		})
 	}
+	answered := func(c *conn, d uint64) bpf.Record { // as the edge sees it
+		rec := c.rst(d, true)
+		rec.SegSeq, rec.SegEndSeq, rec.SegAckSeq, rec.SegFlags = 5, 5, 0, flagRST
+		return rec
+	}
 	for _, tt := range []struct {
 		name   string
 		flags  uint8
@@ -412,7 +417,7 @@ func TestTrackResetSent(t *testing.T) {
 		if n := r.Sockets(); n != sockets && tt.name != "connection" {
 			t.Errorf("%s: %d sockets, %d before", tt.name, n, sockets)
 		}
-		r.none(c.rst(ms/100, true)) // the same
+		r.none(answered(c, ms/100)) // the same
 		if got := r.tick(1 << 61); len(got) != 0 {
 			t.Errorf("%s: told twice: %s", tt.name, typesOf(got))
 		}
@@ -421,20 +426,49 @@ func TestTrackResetSent(t *testing.T) {
 	// It is the one RST that is passed over, not what follows it.
 	c = newConn(20)
 	r.one(TypeReset, answer(c, bpf.FlagNoSock, 0, 0))
-	r.none(c.rst(ms, true), c.rst(ms, true))
+	r.none(answered(c, ms), answered(c, ms))
 	r.only(TypeReset, r.tick(1<<60))
 
 	// And for a while only, Tick or no Tick.
 	c = newConn(21)
 	r.one(TypeReset, answer(c, bpf.FlagNoSock, 0, 0))
-	r.none(c.rst(resetWindow+ms, true))
+	r.none(answered(c, resetWindow+ms))
 	r.only(TypeReset, r.tick(1<<60))
 	r.one(TypeReset, answer(c, bpf.FlagNoSock, 0, 0))
 	if got := r.tick(c.now + resetWindow + 1); len(got) != 0 {
 		t.Errorf("an expectation made an event: %s", typesOf(got))
 	}
-	r.none(c.rst(ms, true))
+	r.none(answered(c, ms))
 	r.only(TypeReset, r.tick(1<<60))
+
+	// A socket's own leaves while another segment is answered: each is told
+	// with its segment, whichever tracepoint comes first.
+	c = newConn(23)
+	own := c.rst(ms, true)
+	own.SegSeq, own.SegAckSeq, own.SegFlags = 700, 800, flagRST|flagACK
+	r.none(own)
+	if e := r.one(TypeReset, answer(c, bpf.FlagNoSock, 0, 0)); e.Reset.Segment != nil {
+		t.Errorf("an answer took another's segment: %+v", e.Reset.Segment)
+	}
+	r.none(answered(c, ms/100))
+	if e := r.one(TypeReset, c.resetSent(ms/100, 22)); e.Reset.Segment == nil || e.Reset.Segment.Ack != 800 {
+		t.Errorf("its own: %+v", e.Reset)
+	}
+	if got := r.tick(1 << 60); len(got) != 0 {
+		t.Errorf("told twice: %s", typesOf(got))
+	}
+
+	// What answers a segment without ACK acknowledges it.
+	c = newConn(24)
+	syn := answer(c, bpf.FlagNoSock, 0, 0)
+	syn.SegFlags, syn.SegAckSeq = flagSYN, 0
+	r.one(TypeReset, syn)
+	rst := c.rst(ms, true)
+	rst.SegSeq, rst.SegAckSeq, rst.SegFlags = 0, 10_000, flagRST|flagACK
+	r.none(rst)
+	if got := r.tick(1 << 60); len(got) != 0 {
+		t.Errorf("answer to a SYN told twice: %s", typesOf(got))
+	}
 
 	// Without an edge nothing is expected there.
 	cfg := testConfig(r.cfg.Emit)
