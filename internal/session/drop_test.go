@@ -363,3 +363,34 @@ func TestNoDropOfCapture(t *testing.T) {
 		t.Errorf("%d copies that a capture lost are told as drops, first %+v", len(drops), drops[0].Drop)
 	}
 }
+
+// TestDropOnBridge: a namespace that forwards for others drops what it cannot
+// deliver. It has no socket of the connection, and says which segment it was.
+func TestDropOnBridge(t *testing.T) {
+	t.Parallel()
+	b := testlab.NewBridge(t, 2)
+	o := observe(t, b.Switch.Name, b.Nodes[0].Name)
+	l := b.Nodes[1].Listen("tcp4", b.Nodes[1].Addr(port).String())
+	client, server := b.Nodes[0].Connect(b.Nodes[1], l)
+	send(t, client, 1)
+	receive(t, server, 1)
+	down := b.PortDown(1)
+	send(t, client, 100)
+	o.until("second retransmission", 10*time.Second, func(e *events.Event) bool { return e.Retransmit != nil && e.Retransmit.Attempt == 2 })
+	down.Undo()
+	receive(t, server, 100)
+	evs := o.stop()
+	if declared(evs[0].Session, blindDropHeaders) {
+		return
+	}
+	again := pick(evs, "retransmit", nil)[0].Retransmit
+	drops := pick(evs, "drop", func(e *events.Event) bool { return in(b.Switch)(e) && e.Drop.Segment.SeqStart == again.SeqStart })
+	if len(drops) == 0 {
+		t.Fatal("nothing was dropped on the bridge")
+	}
+	for _, e := range drops {
+		if e.Drop.Direction != "received" || e.Drop.Device == "" || e.Sock.Cookie != 0 || e.Sock.Local != addr(t, server.LocalAddr()) || e.Sock.Remote != addr(t, client.LocalAddr()) {
+			t.Errorf("line %d: %+v of %+v", e.Seq, e.Drop, e.Sock)
+		}
+	}
+}
