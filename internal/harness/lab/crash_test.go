@@ -445,3 +445,54 @@ func TestOtherPath(t *testing.T) {
 		nothingLeft(t, s)
 	}
 }
+
+// A full disk: nothing is made, or what was made can be taken away.
+func TestFullDisk(t *testing.T) {
+	s := newSpec(t, Netns)
+	if err := os.MkdirAll(s.StateDir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", s.StateDir, "tmpfs", 0, "size=1m,mode=755"); err != nil {
+		t.Fatal(err)
+	}
+	unmount := func() {
+		if err := unix.Unmount(s.StateDir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+		os.RemoveAll(s.StateDir)
+	}
+	fill := func() {
+		t.Helper()
+		f, err := os.Create(filepath.Join(s.StateDir, "fill"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		for err == nil {
+			_, err = f.Write(make([]byte, 4096))
+		}
+		if !errors.Is(err, unix.ENOSPC) {
+			t.Fatal(err)
+		}
+	}
+	defer unmount() // before the lab's own end of test, which wants nothing left
+
+	fill()
+	if _, err := Up(t.Context(), s); !errors.Is(err, unix.ENOSPC) || strings.Contains(err.Error(), "\n") {
+		t.Errorf("up on a full disk: %v", err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(netnsDir, "sw-"+s.Name+"-*")); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	if err := os.Remove(filepath.Join(s.StateDir, "fill")); err != nil {
+		t.Fatal(err)
+	}
+	l := newLabOf(t, s)
+	fill()
+	if err := nodeOf(t, l, Worker).Unplug(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := l.Down(t.Context()); err != nil {
+		t.Errorf("down on a full disk: %v", err)
+	}
+}

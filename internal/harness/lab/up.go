@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // patience is how long making or removing a lab may take, unless the caller's
@@ -217,11 +219,14 @@ func (l *Lab) Down(ctx context.Context) error {
 // remove is Down under the lock.
 func (l *Lab) remove(ctx context.Context) error {
 	s, err := readState(l.Dir)
-	if err == nil && s.Phase == Ready { // what was never finished still is not
-		err = l.setPhase(Removing)
-	}
 	if err != nil {
 		return fmt.Errorf("remove lab %s: %w", l.Name, err)
+	}
+	if s.Phase == Ready { // what was never finished still is not
+		// It can be removed also where nothing more can be written.
+		if err := l.setPhase(Removing); err != nil && !errors.Is(err, unix.ENOSPC) {
+			return fmt.Errorf("remove lab %s: %w", l.Name, err)
+		}
 	}
 	if err := l.backend.remove(ctx); err != nil {
 		return fmt.Errorf("remove lab %s: %w", l.Name, err)
