@@ -107,6 +107,9 @@ var losses = []situation{
 		lab: func(p *testlab.Pair) {
 			p.SmallSegments()
 			p.B.Sysctl("net.ipv4.tcp_sack", "0")
+			// On a slow machine a timer is faster.
+			p.MinRTO(2 * time.Second)
+			p.A.Sysctl("net.ipv4.tcp_early_retrans", "0")
 		},
 		do: func(t *testing.T, s *scene) {
 			client, server := s.connect()
