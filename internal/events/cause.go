@@ -252,6 +252,8 @@ func abortCause(r *bpf.Record, h *history) (by, cause, why string, ok bool) {
 			return byLocal, abortLinger, "a process closed the Multipath TCP connection with SO_LINGER on and a time of 0", true
 		}
 		return byLocal, causeUndecided, "a process ended the Multipath TCP connection at once: by closing it with data unread, or by disconnecting it", true
+	case old == stateFinWait1 && r.Flags&bpf.FlagDead != 0 && h.resetSent == "":
+		return byLocal, abortMemory, "the socket sent a RST, without an error, when its process had closed it: out of memory, or too many such sockets", true
 	case user && h.disconnected:
 		return byLocal, abortDisconnect, "a process ended the connection and kept the socket: connect with the family AF_UNSPEC", true
 	case user && unread > 0 && !(finSent(old) && h.resetSent == "TCP_STATE"):

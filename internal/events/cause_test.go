@@ -338,6 +338,8 @@ func TestAbortCause(t *testing.T) {
 		{"half-closed, then disconnected", stateFinWait2, both(user, unread(10)), history{sentReset: true, resetSent: "TCP_STATE", disconnected: true}, byLocal, abortDisconnect, "AF_UNSPEC"},
 		{"half-closed, not read, FIN processed under its lock", stateFinWait2, both(user, unread(10)), history{disconnected: true}, "", orderly, ""},
 		{"negative TCP_LINGER2", stateFinWait2, user, history{sentReset: true, resetSent: "TCP_ABORT_ON_LINGER"}, byLocal, abortLinger, "TCP_LINGER2"},
+		{"orphan, no memory (before 6.10)", stateFinWait1, flagged(bpf.FlagDead), history{sentReset: true}, byLocal, abortMemory, "too many"},
+		{"orphan, its FIN acknowledged (before 6.10)", stateFinWait2, flagged(bpf.FlagDead), history{sentReset: true}, byLocal, causeUndecided, "after its FIN"},
 		{"no memory at close", stateFinWait1, user, history{sentReset: true, resetSent: "TCP_ABORT_ON_MEMORY"}, byLocal, abortMemory, "TCP_ABORT_ON_MEMORY"},
 		{"a RST by the kernel itself after FIN", stateFinWait2, nil, history{sentReset: true, resetSent: "TCP_STATE"}, byLocal, causeUndecided, "reason TCP_STATE after its FIN"},
 	} {

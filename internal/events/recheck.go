@@ -55,6 +55,9 @@ func recordOfAbort(e *Event) (bpf.Record, history) {
 	if f.Linger {
 		r.Flags |= bpf.FlagLinger
 	}
+	if f.Dead {
+		r.Flags |= bpf.FlagDead
+	}
 	if t := e.TCP; t != nil {
 		r.SndUna, r.SndNxt, r.WriteSeq, r.RcvNxt, r.CopiedSeq = t.SndUna, t.SndNxt, t.WriteSeq, t.RcvNxt, t.CopiedSeq
 		r.SkErr, r.UserTimeoutMs, r.Retransmits, r.ProbesOut = t.SkErr, t.UserTimeoutMs, t.Retransmits, t.ProbesOut

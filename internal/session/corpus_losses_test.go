@@ -44,7 +44,7 @@ var losses = []situation{
 			p.A.Sysctl("net.ipv4.tcp_congestion_control", "reno")
 		},
 		do: func(t *testing.T, s *scene) {
-			client, server := s.connect()
+			client, server := s.connect(testlab.SendBuffer(1 << 20))
 			hold := s.A.Lose(testlab.Loss{SrcPort: port, Bare: true}) // no acknowledgement
 			send(t, client, 20*1448)
 			testlab.Eventually(t, 5*time.Second, func() bool { return s.A.Counters()["TcpExtTCPLossProbes"] > 0 })

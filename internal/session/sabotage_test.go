@@ -43,6 +43,9 @@ func TestDetachedProgram(t *testing.T) {
 			}
 			s := stageIn(t, session.Config{}, lab)
 			s.capA, s.capB = lab.A.Capture(testlab.IfName), lab.B.Capture(testlab.IfName)
+			if tt.program == "tcp_send_reset" && s.blind("resets sent without a socket") {
+				t.Skip("here the edge shows what the program would")
+			}
 			filter := filterWith(t, uint32(lab.A.Inode()))
 			if !detachProgram(t, tt.program, filter) {
 				t.Fatal("the program is not attached")
