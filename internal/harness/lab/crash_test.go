@@ -230,12 +230,28 @@ func TestProgramDies(t *testing.T) {
 	if err != nil || len(pids) != 2 {
 		t.Fatalf("processes %v, %v, want machined and apid", pids, err)
 	}
-	if err := unix.Kill(pids[1], unix.SIGKILL); err != nil {
-		t.Fatal(err)
+	for _, pid := range pids {
+		line, err := os.ReadFile("/proc/" + itoa(pid) + "/cmdline")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(string(line), "\x00apid\x00") {
+			continue
+		}
+		if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if err := await(t.Context(), func() (bool, error) {
 		c, err := n.Condition(t.Context())
 		return !c.Alive, err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	// The other program ends because of it, and says so.
+	if err := await(t.Context(), func() (bool, error) {
+		running, err := n.lab.backend.running(t.Context(), n)
+		return !running, err
 	}); err != nil {
 		t.Fatal(err)
 	}
