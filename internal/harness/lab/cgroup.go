@@ -28,7 +28,8 @@ const cgroupParent = "sockwatch"
 // changes.
 const cgroupEvery = time.Millisecond
 
-// freezer finds the directory where cgroups can be made that freeze.
+// freezer finds the directory where cgroups can be made that freeze. Those of
+// v2 do since Linux 5.2.
 func freezer() (string, error) {
 	mounts, err := procfs.GetMounts()
 	if err != nil {
@@ -36,10 +37,13 @@ func freezer() (string, error) {
 	}
 	v1 := ""
 	for _, m := range mounts {
+		if unix.Access(m.MountPoint, unix.W_OK) != nil {
+			continue
+		}
 		switch _, isFreezer := m.SuperOptions["freezer"]; {
-		case m.FSType == "cgroup2" && unix.Access(m.MountPoint, unix.W_OK) == nil && freezes(m.MountPoint):
+		case m.FSType == "cgroup2":
 			return m.MountPoint, nil
-		case m.FSType == "cgroup" && isFreezer && unix.Access(m.MountPoint, unix.W_OK) == nil:
+		case m.FSType == "cgroup" && isFreezer:
 			v1 = m.MountPoint
 		}
 	}
@@ -47,18 +51,6 @@ func freezer() (string, error) {
 		return "", fmt.Errorf("%w: no cgroup file system with a freezer that can be written to is mounted", ErrUnsupported)
 	}
 	return v1, nil
-}
-
-// freezes tells of a cgroup v2 whether the kernel, 5.2 or later, can freeze
-// it. The root's own has no file to tell by.
-func freezes(root string) bool {
-	probe, err := os.MkdirTemp(root, cgroupParent+"-probe-")
-	if err != nil {
-		return false
-	}
-	defer os.Remove(probe)
-	_, err = os.Stat(filepath.Join(probe, "cgroup.freeze"))
-	return err == nil
 }
 
 func (g cgroup) file(name string) string { return filepath.Join(g.dir, name) }
@@ -78,10 +70,16 @@ func (g cgroup) exists() bool {
 }
 
 func (g cgroup) make() error {
-	if err := os.MkdirAll(g.dir, 0o755); err != nil {
-		return fmt.Errorf("make cgroup: %w", err)
+	for {
+		err := os.MkdirAll(g.dir, 0o755)
+		if errors.Is(err, os.ErrNotExist) {
+			continue // the directory above has just gone, with the last lab in it
+		}
+		if err != nil {
+			return fmt.Errorf("make cgroup: %w", err)
+		}
+		return nil
 	}
-	return nil
 }
 
 // join moves this process, all threads of it, into the cgroup.
