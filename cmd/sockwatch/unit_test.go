@@ -122,7 +122,7 @@ func TestReport(t *testing.T) {
 	if got := report(env, usageError("try x", "bad \x1b[31m\nname")); got != exitUsage {
 		t.Errorf("status %d", got)
 	}
-	if got, want := stderr.String(), "sockwatch: bad \uFFFD[31m name\nhint: try x\n"; got != want {
+	if got, want := stderr.String(), "sockwatch: bad \\x1b[31m name\nhint: try x\n"; got != want {
 		t.Errorf("printed %q, want %q", got, want)
 	}
 }
