@@ -46,8 +46,8 @@ type capture struct {
 	obs      *observation
 	facts    Facts
 	before   node.Reading
-	queued   <-chan uint64 // gets the time at which the request waited in the pinned connection
-	later    string        // a version that moved when the window was over
+	queued   []<-chan uint64 // for each fault of the cell, gets the time at which the request waited in the pinned connection
+	later    string          // a version that moved when the window was over
 	laterAt  time.Duration
 
 	mu     sync.Mutex
@@ -249,7 +249,7 @@ func (c *capture) experiment(ctx context.Context) error {
 	}
 	for _, f := range c.Cell.Faults {
 		if f.At == plan.BeforeSend {
-			if err := c.inject(ctx, f); err != nil {
+			if _, err := c.inject(ctx, f); err != nil {
 				return err
 			}
 		}

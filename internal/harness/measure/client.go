@@ -40,7 +40,9 @@ func (c *capture) send(ctx context.Context) (*client, error) {
 		if err != nil {
 			return nil, err
 		}
-		c.queued = c.obs.watch.expect(queued(from, *c.facts.Pinned, len(c.artifact)))
+		for range c.Cell.Faults {
+			c.queued = append(c.queued, c.obs.watch.expect(queued(from, *c.facts.Pinned, len(c.artifact))))
+		}
 	}
 	cl := &client{done: make(chan struct{})}
 	// Not ctx: it is killed at its deadline, or with its lab.

@@ -11,8 +11,8 @@ import (
 	"github.com/sockwatch/sockwatch/internal/harness/plan"
 )
 
-// inject makes a fault of the plan.
-func (c *capture) inject(ctx context.Context, f plan.Fault) error {
+// inject makes a fault of the plan, and says which of those in place it is.
+func (c *capture) inject(ctx context.Context, f plan.Fault) (int, error) {
 	in := &fault.Injector{Guard: c.run.guard, Mark: func(kind, text string, at uint64) {
 		c.script.sayAt(at, "%s: %s", kind, text)
 		c.obs.mark(kind, text, at)
@@ -23,14 +23,14 @@ func (c *capture) inject(ctx context.Context, f plan.Fault) error {
 	})
 	switch {
 	case errors.Is(err, fault.ErrNoEffect), errors.Is(err, fault.ErrUnwell):
-		return invalidf("%v", err)
+		return 0, invalidf("%v", err)
 	case err != nil:
-		return err
+		return 0, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.faults = append(c.faults, active)
-	return nil
+	return len(c.faults) - 1, nil
 }
 
 // timeline waits for what is to happen after the send, and does it.
@@ -60,10 +60,10 @@ func (c *capture) timeline(ctx context.Context) error {
 			wg.Go(func() { heal(c.index(i), f.Heal) })
 		}
 	}
-	for _, f := range c.Cell.Faults {
+	for i, f := range c.Cell.Faults {
 		if f.At == plan.Queued {
 			wg.Go(func() {
-				i, err := c.hold(ctx, f)
+				i, err := c.hold(ctx, f, c.queued[i])
 				if err != nil {
 					failed(err)
 					return
@@ -92,22 +92,22 @@ func (c *capture) index(n int) (i int) {
 
 // hold waits for the event that the request is queued in the pinned
 // connection, and then makes the fault.
-func (c *capture) hold(ctx context.Context, f plan.Fault) (int, error) {
+func (c *capture) hold(ctx context.Context, f plan.Fault, queued <-chan uint64) (int, error) {
 	deadline := c.run.Plan.Deadline
 	select {
-	case at := <-c.queued:
+	case at := <-queued:
 		c.script.sayAt(at, "queued: %d bytes or more in connection %s", len(c.artifact), c.facts.Pinned)
 	case <-time.After(time.Until(c.at(deadline))):
 		return 0, invalidf("no event said until the deadline that the request is queued on %s", c.facts.Pinned)
 	case <-ctx.Done():
 		return 0, context.Cause(ctx)
 	}
-	if err := c.inject(ctx, f); err != nil {
+	i, err := c.inject(ctx, f)
+	if err != nil {
 		return 0, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	i := len(c.faults) - 1
 	if applied := c.faults[i].Times.Applied; applied > c.facts.Sent+uint64(deadline) {
 		return 0, invalidf("%s of %s came %.1f s after the send, later than the deadline", f.Kind, f.Node, c.facts.after(applied))
 	}
