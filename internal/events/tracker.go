@@ -2,7 +2,6 @@ package events
 
 import (
 	"net/netip"
-	"slices"
 
 	"github.com/sockwatch/sockwatch/bpf"
 )
@@ -136,34 +135,6 @@ type sock struct {
 	}
 }
 
-// run is a run of retransmissions: it lasts until the peer acknowledges
-// something new.
-type run struct {
-	active  bool
-	count   uint32
-	una     uint32 // snd_una when it began
-	firstNS uint64
-	times   [8]uint64 // of the last retransmissions, by count modulo 8
-
-	firstSent uint64 // when the first was handed down; never: not known
-
-	headTick uint64 // jiffies when the first unacknowledged segment was last sent again
-}
-
-func (r *run) reset() { *r = run{} }
-
-// never stands for the time of a retransmission that did not leave the socket.
-const never = 1<<64 - 1
-
-type heldReset struct {
-	rec   bpf.Record
-	until uint64
-}
-
-// resetWindow is how long one sighting of a RST waits for the other. They are
-// microseconds apart, unless a process holds the socket's lock.
-const resetWindow = 200_000_000
-
 // NewTracker returns a Tracker that knows no namespace.
 func NewTracker(cfg Config) *Tracker {
 	return &Tracker{
@@ -216,10 +187,6 @@ func (t *Tracker) RemoveNamespace(inode uint32) (sockets uint64) {
 	delete(t.namespaces, inode)
 	return sockets
 }
-
-// AddOwners names the owners of sockets by their inode, for those born before
-// the trace. Sockets that are known already get theirs at once.
-func (t *Tracker) AddOwners(owners map[uint64]Owner) { t.owners = owners }
 
 // Foreign is the number of records that belonged to no known namespace.
 func (t *Tracker) Foreign() uint64 { return t.foreign }
@@ -439,64 +406,6 @@ func (t *Tracker) makeCookie(monoNS uint64) uint64 {
 	return t.cookie
 }
 
-func (t *Tracker) own(s *sock, r *bpf.Record) {
-	switch {
-	case r.OwnerPid != 0:
-		if s.owner.PID != r.OwnerPid || s.raw != r.OwnerComm {
-			s.raw = r.OwnerComm
-			s.owner = Owner{PID: r.OwnerPid, Comm: t.commName(&r.OwnerComm), Via: viaName(r.OwnerVia)}
-		}
-	case s.owner.PID != 0:
-	case r.SockInode != 0 && len(t.owners) > 0:
-		s.owner = t.owners[r.SockInode]
-	}
-	if s.owner.PID == 0 && !s.listen {
-		s.owner = t.listenerOwner(&s.tuple)
-	}
-}
-
-// listenerOwner is the owner of the listener that a connection was accepted
-// from: the one on its address, else on any. Where several processes share
-// that, it could be any of them: none is named.
-func (t *Tracker) listenerOwner(c *tuple) Owner {
-	all := t.listeners[listenKey{c.ns, c.local, c.lport}]
-	if len(all) == 0 && netip.AddrFrom16(c.local).Is4In6() {
-		all = t.listeners[listenKey{c.ns, any4, c.lport}]
-	}
-	if len(all) == 0 {
-		all = t.listeners[listenKey{c.ns, any6, c.lport}]
-	}
-	if len(all) == 0 || all[0].owner.PID == 0 {
-		return Owner{}
-	}
-	for _, l := range all[1:] {
-		if l.owner.PID != all[0].owner.PID {
-			return Owner{}
-		}
-	}
-	return Owner{PID: all[0].owner.PID, Comm: all[0].owner.Comm, Via: "listener"}
-}
-
-func (t *Tracker) listens(s *sock) {
-	t.listensNot(s)
-	s.listen = true
-	s.key = listenKey{s.tuple.ns, s.tuple.local, s.tuple.lport}
-	t.listeners[s.key] = append(t.listeners[s.key], s)
-}
-
-func (t *Tracker) listensNot(s *sock) {
-	if !s.listen {
-		return
-	}
-	s.listen = false
-	all := slices.DeleteFunc(t.listeners[s.key], func(l *sock) bool { return l == s })
-	if len(all) == 0 {
-		delete(t.listeners, s.key)
-		return
-	}
-	t.listeners[s.key] = all
-}
-
 func (t *Tracker) forget(addr uint64, s *sock) {
 	t.listensNot(s)
 	delete(t.socks, addr)
@@ -504,19 +413,6 @@ func (t *Tracker) forget(addr uint64, s *sock) {
 		delete(t.tuples, s.tuple)
 	}
 	t.free = append(t.free, s)
-}
-
-// commName is the string of a command name, made once for each.
-func (t *Tracker) commName(raw *[16]uint8) string {
-	name, ok := t.comms[*raw]
-	if !ok {
-		if len(t.comms) == 4096 { // names can be made up
-			clear(t.comms)
-		}
-		name = cString(raw[:])
-		t.comms[*raw] = name
-	}
-	return name
 }
 
 // begin starts an event about a socket. The caller adds the part named like
@@ -537,178 +433,6 @@ func (t *Tracker) begin(typ Type, r *bpf.Record, s *sock) {
 }
 
 func (t *Tracker) emit() error { return t.cfg.Emit(&t.ev) }
-
-func (t *Tracker) retransmit(s *sock, r *bpf.Record) error {
-	if s.run.active && s.run.una != r.SndUna {
-		if err := t.recovered(s, r, r.SndUna, false); err != nil {
-			return err
-		}
-	}
-	if !s.run.active {
-		s.run = run{active: true, una: r.SndUna, firstNS: r.MonoNs, count: s.run.count}
-	}
-	s.run.count++
-	// The kernel counts the segments of a retransmission before it hands them
-	// down; one that was given up before that moves nothing.
-	segments := max(1, uint32(r.SegSegs))
-	if r.ArgA != 0 && r.TotalRetrans == s.sent {
-		segments = 0
-	}
-	s.sent = r.TotalRetrans
-	// The hook runs after the segment was handed down, on a short path even
-	// after it has arrived.
-	sent := r.MonoNs
-	if r.SentNs != 0 {
-		sent = min(sent, r.SentNs)
-	}
-	if r.ArgA != 0 {
-		sent = never
-	}
-	s.run.times[s.run.count%8] = sent
-	if s.run.count == 1 {
-		s.run.firstSent = sent
-	}
-	// Whatever is sent again sets the stamp, but for a loss probe: without one
-	// this is the first of its loss episode.
-	if r.RetransStamp == 0 || r.UndoMarker != 0 || r.CaState != caLoss {
-		s.noTimeout = r.CaState == caLoss && r.UndoMarker == 0 && r.Pending != timerNone
-	}
-	cause, why := retransmitCause(r, s.noTimeout)
-	due := dueFacts{attempt: s.run.count}
-	if r.SegSeq == r.SndUna && r.ArgA == 0 {
-		s.run.headTick = r.Jiffies
-	}
-	due.headNow = s.run.headTick == r.Jiffies
-	t.begin(TypeRetransmit, r, s)
-	t.buf.retransmit = Retransmit{
-		Cause:     cause,
-		Attempt:   s.run.count,
-		SeqStart:  r.SegSeq,
-		SeqEnd:    r.SegEndSeq,
-		Flags:     flagNames[r.SegFlags&0xff],
-		Segments:  segments,
-		NextDueMs: nextDue(r, cause, due, t.cfg.HZ, &s.ns.defaults),
-		Why:       why,
-		NoTimeout: s.noTimeout,
-	}
-	switch {
-	case r.ArgA < 0:
-		t.buf.retransmit.SendError = errnoName(uint32(-r.ArgA))
-	case r.ArgA > 0:
-		t.buf.retransmit.SendError = "NET_XMIT " + itoa(r.ArgA)
-	}
-	t.ev.Retransmit = &t.buf.retransmit
-	return t.emit()
-}
-
-// recovered ends a run: ack is the first acknowledgement past its start.
-func (t *Tracker) recovered(s *sock, r *bpf.Record, ack uint32, exact bool) error {
-	run := s.run
-	s.run.reset()
-	t.begin(TypeRecovered, r, s)
-	last := run.firstNS
-	for n := run.count; n > 0 && n+8 > run.count; n-- {
-		if sent := run.times[n%8]; sent != never {
-			last = sent
-			break
-		}
-	}
-	t.buf.recovered = Recovered{
-		StalledUs:   (r.MonoNs - run.firstNS) / 1000,
-		Retransmits: run.count,
-		SinceLastUs: (r.MonoNs - last) / 1000,
-		Exact:       exact,
-		Ack:         ack,
-		AckedBytes:  ack - run.una,
-	}
-	if exact {
-		t.buf.recovered.Answered, t.buf.recovered.Original = answered(&run, r)
-	}
-	t.ev.Recovered = &t.buf.recovered
-	return t.emit()
-}
-
-// answered is the number of the retransmission that an acknowledgement answers,
-// by the time stamp that it echoes, if it has one; 0 if it is not known.
-// original says that it answers what was sent before.
-func answered(run *run, r *bpf.Record) (n uint32, original bool) {
-	if r.Kind == bpf.KindState || r.ArgB == 0 {
-		return byRoundTrip(run, r), false
-	}
-	// Both are whole milliseconds, rounded down: of two that were sent within one,
-	// the round trip tells.
-	echo, least := uint32(r.ArgA), uint64(0)
-	if r.RttMinUs != 1<<32-1 {
-		least = uint64(r.RttMinUs) * 1000
-	}
-	for i := run.count; i > 0 && i+8 > run.count; i-- {
-		sent := run.times[i%8]
-		switch {
-		case sent == never || int32(echo-uint32(sent/1e6)) < 0:
-		case n != 0 && sent/1e6 != run.times[n%8]/1e6:
-			return n, false
-		case r.MonoNs-sent >= least:
-			return i, false
-		default:
-			n = i
-		}
-	}
-	// Too soon for the first: what was sent before it may be as old.
-	return 0, n == 0 && run.firstSent != never && int32(echo-uint32(run.firstSent/1e6)) < 0
-}
-
-// byRoundTrip is the number of the last retransmission that was sent at least a
-// minimum round trip before the acknowledgement arrived; 0 if none was, or if
-// the round trip was never measured.
-func byRoundTrip(run *run, r *bpf.Record) uint32 {
-	if r.RttMinUs == 0 || r.RttMinUs == 1<<32-1 {
-		return 0
-	}
-	least := uint64(r.RttMinUs) * 1000
-	if r.Kind == bpf.KindState && r.ArgA == stateSynSent {
-		// Measured by the timestamps of this very handshake, whole milliseconds
-		// and never none.
-		least -= min(least, 2_000_000)
-	}
-	for n := run.count; n > 0 && n+8 > run.count; n-- {
-		if sent := run.times[n%8]; sent != never && r.MonoNs-sent >= least {
-			return n
-		}
-	}
-	return 0
-}
-
-func (t *Tracker) synAck(ns *namespace, r *bpf.Record) error {
-	s := &t.lone
-	*s = sock{ns: ns, id: t.wireID(r)}
-	tuple := tupleOf(r)
-	s.owner = t.listenerOwner(&tuple)
-	timeout := int64(1000)
-	if r.Rto != 0 {
-		timeout = int64(r.Rto) * 1000 / int64(t.cfg.HZ)
-	}
-	// The timer counts its expiry after it has sent, and is armed anew for
-	// twice as long; a SYN that comes again arms it for as long as before.
-	expiries, duplicate := uint(r.Backoff)+1, r.Pending != timerNone
-	if duplicate {
-		expiries = uint(r.Backoff)
-	}
-	t.begin(TypeRetransmit, r, s)
-	t.ev.TCP = nil // the snapshot is the listener's
-	t.buf.retransmit = Retransmit{
-		Cause:        causeSynAck,
-		Attempt:      uint32(r.Retransmits) + 1,
-		SeqStart:     r.SegSeq,
-		SeqEnd:       r.SegEndSeq,
-		Flags:        flagNames[r.SegFlags&0xff],
-		Segments:     1,
-		NextDueMs:    min(timeout<<min(expiries, 16), ns.defaults.RTOMaxMs),
-		Why:          synAckWhy(duplicate),
-		DuplicateSYN: duplicate,
-	}
-	t.ev.Retransmit = &t.buf.retransmit
-	return t.emit()
-}
 
 func (t *Tracker) state(s *sock, r *bpf.Record) error {
 	oldState, newState := int(uint32(r.ArgA)), int(uint32(r.ArgB))
@@ -888,59 +612,6 @@ func (t *Tracker) wire(ns *namespace, r *bpf.Record) error {
 	return t.probe(s, r, "zero-window", "sent", w.number)
 }
 
-// answer is a RST that is to be seen at the edge: as the kernel makes it for
-// the segment that it answers (tcp_v4_send_reset), or any.
-type answer struct {
-	tuple
-	seq, ack uint32
-	any      bool
-}
-
-func answerTo(r *bpf.Record, key tuple) answer {
-	switch {
-	case r.SegSegs == 0:
-		return answer{tuple: key, any: true}
-	case r.SegFlags&flagACK != 0:
-		return answer{tuple: key, seq: r.SegAckSeq}
-	}
-	return answer{tuple: key, ack: r.SegEndSeq}
-}
-
-// is reports whether the RST seen at the edge is this one.
-func (a answer) is(r *bpf.Record) bool { return a.any || a.seq == r.SegSeq && a.ack == ackOf(r) }
-
-// ackOf is what a segment at the edge acknowledges: 0 without the flag.
-func ackOf(r *bpf.Record) uint32 {
-	if r.SegFlags&flagACK == 0 {
-		return 0
-	}
-	return r.SegAckSeq
-}
-
-// expected reports whether tcp_send_reset told of the RST before the edge did.
-func (t *Tracker) expected(r *bpf.Record, key tuple) bool {
-	for _, a := range [...]answer{{tuple: key, seq: r.SegSeq, ack: ackOf(r)}, {tuple: key, any: true}} {
-		if until, ok := t.expect[a]; ok {
-			delete(t.expect, a)
-			if r.MonoNs <= until {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-func (t *Tracker) hold(r *bpf.Record) *heldReset {
-	var h *heldReset
-	if n := len(t.spare); n > 0 {
-		h, t.spare = t.spare[n-1], t.spare[:n-1]
-	} else {
-		h = new(heldReset)
-	}
-	h.rec, h.until = *r, r.MonoNs+resetWindow
-	return h
-}
-
 // packet takes a segment that was seen at the edge without its socket.
 func (t *Tracker) packet(r *bpf.Record) error {
 	s := t.tuples[tupleOf(r)]
@@ -978,96 +649,6 @@ func (t *Tracker) packet(r *bpf.Record) error {
 	}
 	w.number++
 	return t.probe(s, r, "zero-window", "sent", w.number)
-}
-
-// loneReset is a RST at the edge that neither tcp_send_reset nor
-// tcp_receive_reset knows.
-func (t *Tracker) loneReset(r *bpf.Record) error {
-	ns := t.namespaces[r.NetnsInode]
-	if ns == nil {
-		return nil
-	}
-	s := &t.lone
-	*s = sock{ns: ns, id: t.wireID(r)}
-	t.begin(TypeReset, r, s)
-	t.buf.reset = Reset{Direction: "received", SeenBy: "wire"}
-	if r.Flags&bpf.FlagOut != 0 {
-		t.buf.reset.Direction = "sent"
-	}
-	decodeSegment(&t.buf.segment, r)
-	t.buf.reset.Segment = &t.buf.segment
-	t.ev.Reset = &t.buf.reset
-	return t.emit()
-}
-
-func (t *Tracker) wireID(r *bpf.Record) Sock {
-	return Sock{
-		Family: familyName(r.Family),
-		Local:  addrPort(r.LocalAddr, r.LocalPort),
-		Remote: addrPort(r.RemoteAddr, r.RemotePort),
-	}
-}
-
-func (t *Tracker) resetSent(ns *namespace, r *bpf.Record) error {
-	s := &t.lone
-	*s = sock{ns: ns, id: t.wireID(r)}
-	socket := r.SockAddr != 0 && r.State != stateListen
-	key := tupleOf(r)
-	if r.Flags&bpf.FlagFullSock != 0 && socket {
-		s = t.sock(ns, r)
-		key = s.tuple
-	}
-	reason := t.cfg.ResetReasons[r.ArgB]
-	s.past.sentReset, s.past.resetSent = true, reason
-	t.begin(TypeReset, r, s)
-	t.buf.reset = Reset{Direction: "sent", Reason: reason, Socket: socket, SeenBy: "tcp_send_reset"}
-	// A RST that a socket sends by itself is out before the tracepoint; one
-	// that answers a segment follows it, and may do so while another is held.
-	a := answerTo(r, key)
-	if h := t.held[key]; h != nil && h.rec.Flags&bpf.FlagOut != 0 && a.is(&h.rec) {
-		delete(t.held, key)
-		t.spare = append(t.spare, h)
-		decodeSegment(&t.buf.segment, &h.rec)
-		t.buf.reset.Segment = &t.buf.segment
-	} else if t.cfg.EdgeSeen {
-		t.expect[a] = r.MonoNs + resetWindow
-	}
-	if r.SegSegs != 0 {
-		decodeSegment(&t.buf.trigger, r)
-		t.buf.reset.Trigger = &t.buf.trigger
-	}
-	t.ev.Reset = &t.buf.reset
-	if err := t.emit(); err != nil || s.ending == nil {
-		return err
-	}
-	ending := s.ending
-	s.ending = nil
-	return t.abort(s, ending)
-}
-
-func (t *Tracker) resetReceived(ns *namespace, r *bpf.Record) error {
-	s := t.sock(ns, r)
-	h := t.held[s.tuple]
-	if h != nil && h.rec.Flags&bpf.FlagOut != 0 {
-		h = nil
-	}
-	if h == nil && t.cfg.EdgeSeen && r.Flags&bpf.FlagDead != 0 {
-		// tcp_reset is also how the kernel ends a socket that nobody has open
-		// when data arrives for it.
-		s.past.dataAfterEnd = true
-		return nil
-	}
-	s.past.resetReceived = true
-	t.begin(TypeReset, r, s)
-	t.buf.reset = Reset{Direction: "received", Socket: true, SeenBy: "tcp_receive_reset"}
-	if h != nil {
-		delete(t.held, s.tuple)
-		t.spare = append(t.spare, h)
-		decodeSegment(&t.buf.segment, &h.rec)
-		t.buf.reset.Segment = &t.buf.segment
-	}
-	t.ev.Reset = &t.buf.reset
-	return t.emit()
 }
 
 func itoa(n int32) string {
