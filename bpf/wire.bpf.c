@@ -111,6 +111,7 @@ struct flow_key {
 	__u8 remote_addr[16];
 	__u16 local_port;
 	__u16 remote_port;
+	__u32 netns_inode;
 };
 
 struct flow {
@@ -130,7 +131,7 @@ struct flow {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 16384);
+	__uint(max_entries, 65536); /* of all namespaces */
 	__type(key, struct flow_key);
 	__type(value, struct flow);
 } flows SEC(".maps");
@@ -244,7 +245,7 @@ int wire_packet(struct __sk_buff *skb)
 {
 	bool out = skb->pkt_type == PACKET_OUTGOING;
 	__u8 why, probes, ip[40], tcp[20], next;
-	struct flow_key key = {};
+	struct flow_key key = {.netns_inode = packet_netns_inode};
 	struct segment seg;
 	__u32 off, total, end;
 	struct record *r;

@@ -42,6 +42,7 @@ type WireFlowKey struct {
 	RemoteAddr [16]uint8
 	LocalPort  uint16
 	RemotePort uint16
+	NetnsInode uint32
 }
 
 type WireNote struct {

@@ -48,6 +48,7 @@ type Observer struct {
 	cache   *btf.Cache // the kernel's types, decoded once for all programs
 	objs    *ebpf.Collection
 	wire    *ebpf.Collection // netfilter; nil with MethodPacket
+	flows   *ebpf.Map        // MethodPacket's
 	links   []link.Link
 	reader  *ringbuf.Reader
 	raw     ringbuf.Record
@@ -226,6 +227,14 @@ func (o *Observer) loadWire() error {
 	}
 	f.Method, f.Hook = MethodPacket, "AF_PACKET socket in each namespace"
 	o.feature = append(o.feature, f)
+	spec, err := o.wireSpec()
+	if err != nil {
+		return err
+	}
+	// One for all namespaces: each has a program of its own.
+	if o.flows, err = ebpf.NewMap(spec.Maps["flows"]); err != nil {
+		return fmt.Errorf("create the map of flows: %w", err)
+	}
 	return nil
 }
 
@@ -275,7 +284,6 @@ type Watch struct {
 	inode  uint32
 	links  []link.Link
 	socket int // AF_PACKET, or -1
-	wire   *ebpf.Collection
 	once   sync.Once
 }
 
@@ -358,11 +366,13 @@ func (w *Watch) attachPacket(cookie uint64) error {
 	if err := spec.Variables["packet_netns_cookie"].Set(cookie); err != nil {
 		return err
 	}
-	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: w.o.shared()})
+	maps := w.o.shared()
+	maps["flows"] = w.o.flows
+	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: maps})
 	if err != nil {
 		return explain(program{name: "wire_packet", hook: "socket filter", since: "5.8"}, err)
 	}
-	w.wire = coll
+	defer coll.Close() // the socket holds the program, and that its maps
 	const ethPAll = 0x0003
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -388,9 +398,6 @@ func (w *Watch) Close() {
 		}
 		if w.socket >= 0 {
 			unix.Close(w.socket)
-		}
-		if w.wire != nil {
-			w.wire.Close()
 		}
 		w.o.removeInode(w.inode)
 	})
@@ -578,6 +585,9 @@ func (o *Observer) Close() {
 	}
 	if o.wire != nil {
 		o.wire.Close()
+	}
+	if o.flows != nil {
+		o.flows.Close()
 	}
 	if o.objs != nil {
 		o.objs.Close()
