@@ -200,6 +200,8 @@ func measurePlan(ctx context.Context, env *environment, name string, f measureFl
 		return fail(exitOutput, "name a directory that does not exist, or go on with --resume", "%w", err)
 	case errors.Is(err, measure.ErrFinished):
 		return fail(exitOutput, "name another directory for another run", "%w", err)
+	case errors.Is(err, measure.ErrBusy):
+		return fail(exitOutput, "wait until it is over, or stop it", "%w", err)
 	case errors.Is(err, measure.ErrDir), errors.Is(err, measure.ErrOther):
 		return fail(exitOutput, "", "%w", err)
 	case errors.Is(err, measure.ErrNothing):

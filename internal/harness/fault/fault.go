@@ -87,6 +87,11 @@ func (in *Injector) Inject(ctx context.Context, l *lab.Lab, s Spec) (*Fault, err
 	if what, err := f.whole(ctx); err != nil || what != "" {
 		return nil, f.errorf(ErrUnwell, what, err)
 	}
+	if w.ready != nil {
+		if err := w.ready(f.node, ctx); err != nil {
+			return nil, f.errorf(nil, "", err)
+		}
+	}
 
 	f.Times.Intended = monoNow()
 	in.Mark("intended", s.String(), f.Times.Intended)

@@ -18,6 +18,7 @@ import (
 // from the others.
 type way struct {
 	apply, undo step
+	ready       step // says whether it could be undone; nil: it can
 
 	toBlocked, fromBlocked bool
 	local                  bool // from is blocked for the node's own sockets only
@@ -45,7 +46,7 @@ func wayOf(k plan.Kind, mechanism string) (way, error) {
 
 var splits = map[string]way{
 	"unplug":         {apply: (*lab.Node).Unplug, undo: plug(false), toBlocked: true, fromBlocked: true},
-	"unplug-new-mac": {apply: (*lab.Node).Unplug, undo: plug(true), toBlocked: true, fromBlocked: true},
+	"unplug-new-mac": {apply: (*lab.Node).Unplug, undo: plug(true), ready: plug(true), toBlocked: true, fromBlocked: true},
 	"port-down":      {apply: (*lab.Node).PortDown, undo: (*lab.Node).PortUp, toBlocked: true, fromBlocked: true},
 	"drop":           {apply: drop(lab.Both), undo: (*lab.Node).UndropOnBridge, toBlocked: true, fromBlocked: true},
 	"drop-to":        {apply: drop(lab.To), undo: (*lab.Node).UndropOnBridge, toBlocked: true},

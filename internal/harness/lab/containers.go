@@ -360,14 +360,14 @@ func (b *containers) freeze(ctx context.Context, n *Node, frozen bool) error {
 
 func (b *containers) plug(ctx context.Context, n *Node, o PlugOptions) error {
 	return b.on(ctx, n, func(e *engine, c ctr) error {
+		if o.NewMAC && !e.choosesMAC(ctx) {
+			return fmt.Errorf("%w: this Docker engine makes the hardware address of the IP address", ErrUnsupported)
+		}
 		if c.connected {
 			return nil
 		}
 		mac := macOf(n)
 		if o.NewMAC {
-			if !e.choosesMAC(ctx) {
-				return fmt.Errorf("%w: this Docker engine makes the hardware address of the IP address", ErrUnsupported)
-			}
 			mac = newMAC()
 		}
 		return e.connect(ctx, b.network(), n.Name, n.Addr, mac.String())

@@ -89,7 +89,7 @@ func (n *Node) Unplug(ctx context.Context) error {
 }
 
 // Plug undoes Unplug: a new interface with the same address. Plugging a node
-// in that is plugged in does nothing, whatever the options.
+// in that is plugged in does nothing but say whether the options can be had.
 func (n *Node) Plug(ctx context.Context, o PlugOptions) error {
 	return n.change(ctx, "plug in", func(b backend) error { return b.plug(ctx, n, o) })
 }

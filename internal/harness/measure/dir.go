@@ -12,11 +12,18 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sockwatch/sockwatch/internal/harness/plan"
 )
 
 // open makes or finds the directory of the results.
-func (r *run) open() error {
+func (r *run) open() (err error) {
+	defer func() {
+		if err != nil && r.lock != nil {
+			r.lock.Close()
+		}
+	}()
 	if r.Resume {
 		if err := r.resume(); err != nil {
 			return err
@@ -64,6 +71,9 @@ func (r *run) begin() error {
 	if err := r.makeDirs(); err != nil {
 		return fmt.Errorf("results: %w: %w", ErrDir, err)
 	}
+	if err := r.takeDir(); err != nil {
+		return err
+	}
 	r.captures, err = openTable(r.path(capturesName), header(), 0)
 	if err == nil {
 		err = writeFile(r.path(planName), r.PlanText)
@@ -74,6 +84,26 @@ func (r *run) begin() error {
 	if err != nil {
 		return fmt.Errorf("results: %w: %w", ErrDir, err)
 	}
+	return nil
+}
+
+// takeDir makes the directory this process's: the lock ends with it.
+func (r *run) takeDir() error {
+	d, err := os.Open(r.Dir)
+	if err != nil {
+		return fmt.Errorf("results: %w: %w", ErrDir, err)
+	}
+	err = unix.Flock(int(d.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err != nil {
+		d.Close()
+	}
+	switch {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return fmt.Errorf("results %s: %w", r.Dir, ErrBusy)
+	case err != nil:
+		return fmt.Errorf("results %s: %w: lock: %w", r.Dir, ErrDir, err)
+	}
+	r.lock = d
 	return nil
 }
 
@@ -89,6 +119,9 @@ func (r *run) makeDirs() error {
 // resume takes up a run that was cut short. Captures that are not in the table
 // are made again: what there is of them goes.
 func (r *run) resume() error {
+	if err := r.takeDir(); err != nil {
+		return err
+	}
 	rec, err := readRecord(r.path(recordName))
 	if err != nil {
 		return fmt.Errorf("results %s: %w: %w", r.Dir, ErrDir, err)

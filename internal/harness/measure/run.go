@@ -64,6 +64,7 @@ var (
 	ErrExists   = errors.New("there is something already")
 	ErrOther    = errors.New("it holds another measurement")
 	ErrFinished = errors.New("it is finished")
+	ErrBusy     = errors.New("another measure is at work on it")
 	ErrNothing  = errors.New("no cell is selected")
 	ErrDir      = errors.New("the results cannot be kept")
 )
@@ -71,7 +72,8 @@ var (
 type run struct {
 	Config
 
-	id       string // in labels and names of labs
+	id       string   // in labels and names of labs
+	lock     *os.File // the directory
 	blocks   [][]plan.Capture
 	guard    *fault.Guard
 	starting chan struct{}
@@ -101,6 +103,7 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	if err := r.open(); err != nil {
 		return nil, err
 	}
+	defer r.lock.Close()
 	defer r.captures.close()
 	if err := fault.Sweep(ctx, r.Journal, r.Notice); err != nil {
 		return nil, err
