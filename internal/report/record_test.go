@@ -406,7 +406,7 @@ var scenes = map[string]func(t *testing.T) map[string]string{
 			return err == nil && info.Retransmits >= 1
 		})
 		s.observe("born-before", s.A, s.B)
-		time.Sleep(time.Second)
+		time.Sleep(time.Second) // the next retransmission falls into the trace
 		cut.Undo()
 		receive(t, server, 3000)
 		acknowledged(t, client)
@@ -421,10 +421,10 @@ var scenes = map[string]func(t *testing.T) map[string]string{
 		_ = server
 		cut := s.Cut()
 		send(t, client, 3000)
-		time.Sleep(time.Second)
+		time.Sleep(time.Second) // for retransmissions into the cut
 		s.B.Delete()
 		cut.Undo()
-		time.Sleep(time.Second)
+		time.Sleep(time.Second) // and one into nothing
 		return s.finish()
 	},
 
@@ -503,7 +503,7 @@ var scenes = map[string]func(t *testing.T) map[string]string{
 		if err := testlab.Set(server, testlab.KeepAlive(time.Second, time.Second, 9)); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(3500 * time.Millisecond)
+		time.Sleep(3500 * time.Millisecond) // three keepalives, a second apart
 		return s.finish()
 	},
 
@@ -548,7 +548,7 @@ var scenes = map[string]func(t *testing.T) map[string]string{
 		server.Kill()
 		finArrived(t, client)
 		send(t, client, 13)
-		time.Sleep(time.Second)
+		time.Sleep(time.Second) // for retransmissions to nobody
 		server.Start()
 		closed(t, client)
 		return s.finish()

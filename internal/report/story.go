@@ -381,7 +381,8 @@ func (t *teller) life(e *end) {
 		s := t.step(KindBornBefore, e, first)
 		s.rank = -3
 		s.Text = t.endOf(e) + " is older than the trace"
-		if first.Inventory == nil {
+		// What happens while sockets are listed may be told before they are.
+		if !slices.ContainsFunc(e.lines, func(l *line) bool { return l.Inventory != nil }) {
 			s.Text = t.endOf(e) + " is seen here for the first time, how it began was not"
 		}
 		if first.TCP != nil {

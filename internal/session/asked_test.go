@@ -151,7 +151,9 @@ func TestFrozenReader(t *testing.T) {
 		any = true
 		t.Run(version, func(t *testing.T) { frozenReader(t, f) })
 	}
-	if !any {
+	if !any && os.Getenv("CI") != "" {
+		t.Fatal("this machine has no cgroup freezer, but CI is set: this has to run")
+	} else if !any {
 		t.Skip("this machine has no cgroup freezer")
 	}
 }

@@ -533,7 +533,7 @@ func TestLocalLoss(t *testing.T) {
 	drop := s.A.DropTCP(port, testlab.Out)
 	if s.blind("retransmissions that failed locally") {
 		// Here the tracepoint fires for what was handed down only.
-		time.Sleep(time.Second)
+		time.Sleep(time.Second) // for attempts that the filter stops
 		drop.Undo()
 		receive(t, server, 100)
 		for _, e := range pick(s.finish(), "retransmit", nil) {
