@@ -39,15 +39,17 @@ var allowed = map[string][]string{
 
 	// The harness: programs of the nodes, the lab that runs them.
 	"internal/harness/node": {},
-	"internal/harness/lab":  {"internal/harness/node", "internal/target"},
+	"internal/harness/lab":  {"internal/harness/durable", "internal/harness/node", "internal/target"},
+
+	"internal/harness/durable": {},
 
 	"plans":                 {},
 	"internal/harness/plan": {},
 	"internal/harness/measure": {
-		"internal/events", "internal/evidence", "internal/harness/fault", "internal/harness/lab", "internal/harness/node",
-		"internal/harness/plan", "internal/session", "internal/sink", "internal/target",
+		"internal/events", "internal/evidence", "internal/harness/durable", "internal/harness/fault", "internal/harness/lab",
+		"internal/harness/node", "internal/harness/plan", "internal/session", "internal/sink", "internal/target",
 	},
-	"internal/harness/fault": {"internal/harness/lab", "internal/harness/plan"},
+	"internal/harness/fault": {"internal/harness/durable", "internal/harness/lab", "internal/harness/plan"},
 	"cmd/sockwatch": {
 		"internal/harness/fault", "internal/harness/lab", "internal/harness/measure", "internal/harness/node", "internal/harness/plan",
 		"plans",

@@ -52,7 +52,7 @@ func Host() (HostFacts, error) {
 	}
 	f.BootID = strings.TrimSpace(string(id))
 
-	if f.BTF, err = hashFile(pathBTF); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if f.BTF, err = HashFile(pathBTF); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return HostFacts{}, fmt.Errorf("hash kernel BTF: %w", err)
 	}
 	if f.HZ, err = hz(); err != nil {
@@ -68,7 +68,8 @@ func (f HostFacts) Fill(s *events.Session) {
 	s.BootID, s.BTF, s.HZ, s.Lockdown = f.BootID, f.BTF, f.HZ, f.Lockdown
 }
 
-func hashFile(path string) (string, error) {
+// HashFile is the SHA-256 of a file, in hexadecimal.
+func HashFile(path string) (string, error) {
 	file, err := os.Open(path)
 	if err != nil {
 		return "", err

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/sockwatch/sockwatch/internal/harness/durable"
 	"github.com/sockwatch/sockwatch/internal/harness/plan"
 )
 
@@ -87,38 +88,10 @@ func (j journal) add(e Entry) error {
 	if err != nil {
 		return err
 	}
-	next := j.path(e.ID) + ".next"
-	f, err := os.OpenFile(next, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return fmt.Errorf("journal: %w", err)
-	}
-	_, err = f.Write(append(b, '\n'))
-	if err == nil {
-		err = f.Sync()
-	}
-	if e := f.Close(); err == nil {
-		err = e
-	}
-	if err == nil {
-		err = os.Rename(next, j.path(e.ID))
-	}
-	if err == nil {
-		err = j.sync()
-	}
-	if err != nil {
-		os.Remove(next)
+	if err := durable.WriteFile(j.path(e.ID), append(b, '\n')); err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}
 	return nil
-}
-
-func (j journal) sync() error {
-	d, err := os.Open(string(j))
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
 }
 
 func (j journal) remove(id string) error {

@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/sockwatch/sockwatch/internal/harness/durable"
 	"github.com/sockwatch/sockwatch/internal/harness/node"
 	"github.com/sockwatch/sockwatch/internal/target"
 )
@@ -163,7 +164,7 @@ func (b *containers) makeContainer(ctx context.Context, e *engine, n *Node, file
 	}
 	inside := make(map[string][]byte)
 	for name, content := range files {
-		if err := writeFile(filepath.Join(b.dir(n), name), content); err != nil {
+		if err := durable.WriteFile(filepath.Join(b.dir(n), name), content); err != nil {
 			return err
 		}
 		inside[path.Join(dirInContainer, name)] = content

@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/sockwatch/sockwatch/internal/harness/durable"
 	"github.com/sockwatch/sockwatch/internal/harness/node"
 )
 
@@ -57,7 +58,7 @@ func (b *namespaces) make(ctx context.Context) error {
 			return err
 		}
 		for name, content := range files[n.Role] {
-			if err := writeFile(filepath.Join(b.dir(n), name), content); err != nil {
+			if err := durable.WriteFile(filepath.Join(b.dir(n), name), content); err != nil {
 				return err
 			}
 		}

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sockwatch/sockwatch/internal/harness/durable"
 )
 
 // state is what is written down of a lab, before any of it is made. Together
@@ -60,28 +62,7 @@ func (s state) write(dir string) error {
 	if err != nil {
 		return fmt.Errorf("write the state of lab %s: %w", s.Name, err)
 	}
-	return writeFile(filepath.Join(dir, stateFile), append(b, '\n'))
-}
-
-// writeFile makes or replaces a file that only root may read, whole or not at
-// all.
-func writeFile(path string, b []byte) error {
-	next := path + ".next"
-	f, err := os.OpenFile(next, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(b)
-	if err == nil {
-		err = f.Sync()
-	}
-	if e := f.Close(); err == nil {
-		err = e
-	}
-	if err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	return os.Rename(next, path)
+	return durable.WriteFile(filepath.Join(dir, stateFile), append(b, '\n'))
 }
 
 func (l *Lab) stateDir() string { return filepath.Dir(l.Dir) }

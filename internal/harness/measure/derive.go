@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sockwatch/sockwatch/internal/evidence"
+	"github.com/sockwatch/sockwatch/internal/harness/durable"
 	"github.com/sockwatch/sockwatch/internal/harness/plan"
 	"github.com/sockwatch/sockwatch/internal/session"
 )
@@ -20,7 +21,7 @@ func (c *capture) conclude() error {
 	}
 	b, err := json.MarshalIndent(c.facts, "", "  ")
 	if err == nil {
-		err = writeFile(c.run.facts(c.ID), append(b, '\n'))
+		err = durable.WriteFile(c.run.facts(c.ID), append(b, '\n'))
 	}
 	if err != nil {
 		return &session.OutputError{Err: err}

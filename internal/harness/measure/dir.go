@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sockwatch/sockwatch/internal/harness/durable"
 	"github.com/sockwatch/sockwatch/internal/harness/plan"
 )
 
@@ -76,7 +77,7 @@ func (r *run) begin() error {
 	}
 	r.captures, err = openTable(r.path(capturesName), header(), 0)
 	if err == nil {
-		err = writeFile(r.path(planName), r.PlanText)
+		err = durable.WriteFile(r.path(planName), r.PlanText)
 	}
 	if err == nil {
 		err = r.writeRecord()
@@ -192,7 +193,7 @@ func (r *run) dropUnfinished() error {
 			text += line
 		}
 	}
-	return writeFile(r.path(afterWindowName), []byte(text))
+	return durable.WriteFile(r.path(afterWindowName), []byte(text))
 }
 
 func (r *run) kept(id string) bool {

@@ -6,12 +6,14 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/sockwatch/sockwatch/internal/evidence"
+	"github.com/sockwatch/sockwatch/internal/harness/durable"
 )
 
 // ManifestName is the file that has the SHA-256 of every other, as sha256sum
@@ -26,13 +28,13 @@ func writeManifest(dir string) error {
 	}
 	var b strings.Builder
 	for _, name := range files {
-		sum, err := hashFile(filepath.Join(dir, name))
+		sum, err := evidence.HashFile(filepath.Join(dir, name))
 		if err != nil {
 			return err
 		}
 		fmt.Fprintf(&b, "%s  %s\n", sum, name)
 	}
-	return writeFile(filepath.Join(dir, ManifestName), []byte(b.String()))
+	return durable.WriteFile(filepath.Join(dir, ManifestName), []byte(b.String()))
 }
 
 // list names the files in dir but the manifest, sorted, with slashes.
@@ -50,19 +52,6 @@ func list(dir string) ([]string, error) {
 	})
 	slices.Sort(files)
 	return files, err
-}
-
-func hashFile(path string) (string, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		return "", err
-	}
-	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
 // CheckManifest compares dir with its manifest and says what differs; nothing
@@ -94,7 +83,7 @@ func CheckManifest(dir string) (files []string, differs []string, err error) {
 	}
 	for name, sum := range want {
 		files = append(files, name)
-		got, err := hashFile(filepath.Join(dir, filepath.FromSlash(name)))
+		got, err := evidence.HashFile(filepath.Join(dir, filepath.FromSlash(name)))
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			differs = append(differs, name+": missing")
@@ -112,27 +101,4 @@ func CheckManifest(dir string) (files []string, differs []string, err error) {
 	slices.Sort(files)
 	slices.Sort(differs)
 	return files, differs, nil
-}
-
-// writeFile writes a whole file, or none.
-func writeFile(path string, b []byte) error {
-	next := path + ".next"
-	f, err := os.OpenFile(next, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(b)
-	if err == nil {
-		err = f.Sync()
-	}
-	if e := f.Close(); err == nil {
-		err = e
-	}
-	if err == nil {
-		err = os.Rename(next, path)
-	}
-	if err != nil {
-		os.Remove(next)
-	}
-	return err
 }

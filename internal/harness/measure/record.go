@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sockwatch/sockwatch/internal/evidence"
+	"github.com/sockwatch/sockwatch/internal/harness/durable"
 	"github.com/sockwatch/sockwatch/internal/harness/plan"
 )
 
@@ -61,7 +62,7 @@ func (r *run) writeRecord() error {
 	if err != nil {
 		return err
 	}
-	return writeFile(r.path(recordName), append(b, '\n'))
+	return durable.WriteFile(r.path(recordName), append(b, '\n'))
 }
 
 func readRecord(path string) (Record, error) {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sockwatch/sockwatch/internal/harness/durable"
 	"github.com/sockwatch/sockwatch/internal/harness/plan"
 )
 
@@ -19,10 +20,10 @@ func (r *run) conclude() error {
 		fmt.Fprintf(&b, "%s\t%d\t%d\t%d\t%d\t%.3f\t%.3f\t%s\t%s\t%s\t%s\t%d\t%s\n", c.Cell.Name, c.N, c.Landed, c.Unknown, c.Invalid, c.Low, c.High,
 			at(c.Times, 0), at(c.Times, 0.5), at(c.Times, 1), c.Cell.Predict, c.Agree, clean(c.Cell.Predict.By))
 	}
-	if err := writeFile(r.path(distributionName), []byte(b.String())); err != nil {
+	if err := durable.WriteFile(r.path(distributionName), []byte(b.String())); err != nil {
 		return err
 	}
-	if err := writeFile(r.path(summaryName), []byte(r.summary(cells))); err != nil {
+	if err := durable.WriteFile(r.path(summaryName), []byte(r.summary(cells))); err != nil {
 		return err
 	}
 	if !r.result.Finished {

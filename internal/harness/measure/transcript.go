@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"github.com/sockwatch/sockwatch/internal/harness/durable"
 )
 
 // transcript is what was done in a capture, for people.
@@ -54,5 +56,5 @@ func (t *transcript) write(path string, zero uint64) error {
 	for _, s := range t.sections {
 		b.WriteString(s)
 	}
-	return writeFile(path, []byte(b.String()))
+	return durable.WriteFile(path, []byte(b.String()))
 }
