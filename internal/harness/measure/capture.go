@@ -78,11 +78,10 @@ func (c *capture) make(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = c.inLab(ctx, name)
-	var bad invalid
-	if errors.As(err, &bad) {
-		c.script.say("invalid: %s", bad.why)
-		c.row.Valid, err = bad.why, nil
+	why, err := judge(ctx, c.inLab(ctx, name))
+	if why != "" {
+		c.script.say("invalid: %s", why)
+		c.row.Valid = why
 	}
 	// The lab goes away in any case. If it does not, the watchdog tries again.
 	if c.lab != nil {
@@ -98,6 +97,19 @@ func (c *capture) make(ctx context.Context) error {
 		return err
 	}
 	return c.conclude()
+}
+
+// judge tells what makes a capture invalid from what ends the run. What went
+// wrong when the run was ending already says nothing about the capture.
+func judge(ctx context.Context, err error) (why string, _ error) {
+	var bad invalid
+	switch {
+	case !errors.As(err, &bad):
+		return "", err
+	case ctx.Err() != nil:
+		return "", context.Cause(ctx)
+	}
+	return bad.why, nil
 }
 
 // inLab does everything that needs the lab.
