@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"regexp"
 	"slices"
 	"strings"
@@ -30,9 +31,16 @@ func (e *Error) Error() string {
 
 // Parse reads a plan; name is what errors call it. Errors are *[Error].
 func Parse(name string, b []byte) (*Plan, error) {
+	if line, what := badDuration(b); what != "" {
+		return nil, &Error{Name: name, Line: line, What: what}
+	}
 	p := new(Plan)
-	if err := yaml.NewDecoder(bytes.NewReader(b), yaml.Strict()).Decode(p); err != nil {
+	d := yaml.NewDecoder(bytes.NewReader(b), yaml.Strict())
+	if err := d.Decode(p); err != nil {
 		return nil, yamlError(name, err)
+	}
+	if err := d.Decode(new(Plan)); !errors.Is(err, io.EOF) {
+		return nil, &Error{Name: name, What: "it has more than one YAML document"}
 	}
 	p.fill()
 	where, what := p.check()
@@ -42,6 +50,37 @@ func Parse(name string, b []byte) (*Plan, error) {
 	return p, nil
 }
 
+// durations are the keys whose values are durations.
+var durations = []string{"deadline", "window", "idle", "heal", "from", "to"}
+
+// badDuration finds a duration that is none, of which the decoder would not
+// say where it is. What is no YAML at all is the decoder's to tell.
+func badDuration(b []byte) (line int, what string) {
+	f, err := parser.ParseBytes(b, 0)
+	if err != nil {
+		return 0, ""
+	}
+	for _, doc := range f.Docs {
+		if doc.Body == nil {
+			continue
+		}
+		for _, n := range ast.Filter(ast.MappingValueType, doc.Body) {
+			m, ok := n.(*ast.MappingValueNode)
+			if !ok || what != "" || !slices.Contains(durations, m.Key.String()) {
+				continue
+			}
+			v := m.Value.GetToken().Value
+			if _, err := time.ParseDuration(v); err != nil {
+				line, what = position(m), fmt.Sprintf("%s: %q is no duration, such as 20s or 500ms", m.Key, v)
+			}
+		}
+	}
+	return line, what
+}
+
+// wrongType is what the decoder says of a value that does not fit.
+var wrongType = regexp.MustCompile(`^cannot unmarshal \S+ into Go (?:struct field \S+|value) of type (\S+)`)
+
 // yamlError makes one line of what the decoder says in several.
 func yamlError(name string, err error) error {
 	e := &Error{Name: name, What: err.Error()}
@@ -50,6 +89,9 @@ func yamlError(name string, err error) error {
 		e.What = y.GetMessage()
 		if t := y.GetToken(); t != nil {
 			e.Line = t.Position.Line
+			if m := wrongType.FindStringSubmatch(e.What); m != nil {
+				e.What = fmt.Sprintf("%q does not fit here: a %s is wanted", t.Value, wanted(m[1]))
+			}
 		}
 	}
 	e.What, _, _ = strings.Cut(e.What, "\n")
@@ -57,6 +99,19 @@ func yamlError(name string, err error) error {
 		e.What = "it is empty"
 	}
 	return e
+}
+
+// wanted is a Go type in a plan's words.
+func wanted(typ string) string {
+	switch {
+	case typ == "int":
+		return "number"
+	case strings.HasPrefix(typ, "[]"):
+		return "list"
+	case slices.Contains([]string{"plan.Cell", "plan.Fault", "plan.Prediction"}, typ):
+		return "mapping"
+	}
+	return "word"
 }
 
 // lineOf finds the line of a path such as $.cells[3].predict, or of the nearest
