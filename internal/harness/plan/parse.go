@@ -79,7 +79,7 @@ func badDuration(b []byte) (line int, what string) {
 }
 
 // wrongType is what the decoder says of a value that does not fit.
-var wrongType = regexp.MustCompile(`^cannot unmarshal \S+ into Go (?:struct field \S+|value) of type (\S+)`)
+var wrongType = regexp.MustCompile(`^cannot unmarshal .+ into Go (?:struct field \S+|value) of type (\S+)`)
 
 // yamlError makes one line of what the decoder says in several.
 func yamlError(name string, err error) error {

@@ -140,7 +140,7 @@ func TestRefused(t *testing.T) {
 		{edit("captures: 2", "captures: many"), `plan x, line 2: "many" does not fit here: a number is wanted`},
 		{edit("deadline: 15s", "deadline: 15"), `plan x, line 3: deadline: "15" is no duration, such as 20s or 500ms`},
 		{edit("heal: 45s", "heal: 5 parsecs"), `plan x, line 20: heal: "5 parsecs" is no duration`},
-		{edit("node: controlplane", "node: [worker]"), "plan x, line 18: "},
+		{edit("node: controlplane", "node: [worker]"), `plan x, line 18: "[" does not fit here: a word is wanted`},
 		{small + "---\nplan: q\n", "plan x: it has more than one YAML document"},
 		{edit("deadline: 15s", "deadline: 1ms"), "plan x, line 3: deadline: from 1s to 1h, not 1ms"},
 		{edit("captures: 2", "captures: 0"), "plan x, line 2: captures: from 1 to 1000, not 0"},
